@@ -1,0 +1,293 @@
+"""The cache that an equation really needs, in the shape of a transformers ``Cache``.
+
+The plan says for each layer whether its keys and values are stored, read from another layer's buffer, or rebuilt from token
+ids. There is one buffer per stored content and one for the ids, each as long as the longest window of its readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
+
+from valuepath.infer.buffer import Buffer
+from valuepath.plan import Alias, Plan, Store, Tokens
+
+if TYPE_CHECKING:
+    from valuepath.infer.folding import TokenValues
+
+
+class CacheBytes(NamedTuple):
+    """Bytes of a cache.
+
+    logical: positions that are kept, times their size: keys, values and ids (4 bytes each). It grows with the sequences.
+    allocated: the storage behind them.
+    shared: the |V|-row tables that all sequences read, trained ones included; they belong to the model.
+    """
+
+    logical: int
+    allocated: int
+    shared: int
+
+
+class ValuePathCache(Cache):
+    """Keys, values and token ids of one batch, laid out by a plan.
+
+    Made by ``model.make_cache()``, by ``model.generate`` and by a plain ``model(ids)``. Growing, cropping, reordering,
+    repeating, selecting and resetting work as transformers' generation expects. A forward pass that fails half-way leaves
+    the cache as it was.
+
+    Args:
+        plan: ``config.plan()``; its ``fold`` decides what is rebuilt from ids.
+        values: the model's token-determined values, ``model.token_values``.
+    """
+
+    def __init__(self, plan: Plan, values: TokenValues) -> None:
+        super().__init__(layers=[_LayerView(self, n) for n in range(plan.num_layers)])
+        self.plan, self.values = plan, values
+        self.keys = {n: Buffer(plan.key_windows[n]) for n in plan.key_windows}
+        self.stored_values = {n: Buffer(plan.value_windows[n]) for n in plan.value_windows}
+        self.ids = Buffer(plan.id_window) if plan.folds else None
+        self._length = 0
+        self._new = 0
+        self._recording = False
+        self._batch = -1
+
+    # --------------------------------------------------------------------------------------------- one forward pass
+    def begin(self, ids: Tensor | None, batch: int, new: int) -> None:
+        """Open a forward pass over ``new`` positions.
+
+        Raises:
+            ValueError: without ``ids`` where values are rebuilt from them, or for another batch size.
+        """
+        for buffer in self._buffers():
+            buffer.rollback()
+        if self._length and batch != self._batch:
+            raise ValueError(
+                f"the cache holds {self._batch} sequences, the input {batch}; use batch_repeat_interleave or "
+                "batch_select_indices on the cache, or start with a new one"
+            )
+        if self.ids is not None:
+            if ids is None:
+                raise ValueError(
+                    "this cache keeps token ids and rebuilds values from them, but inputs_embeds came without ids; pass "
+                    "input_ids, or make the cache with model.make_cache(fold='none')"
+                )
+            self.ids.write(ids.to(torch.int32)[:, None, :, None])
+        self._batch, self._new = batch, new
+
+    def commit(self) -> None:
+        """Close the pass: the new positions now belong to the cache."""
+        for buffer in self._buffers():
+            buffer.commit()
+        self._length += self._new
+        self._new = 0
+
+    def reads_table(self, layer_idx: int) -> bool:
+        """Whether attention in this layer takes all its values by token id, those of the new positions included."""
+        return isinstance(self.plan.layers[layer_idx].v, Tokens) and self._length > 0
+
+    def update(  # type: ignore[override]
+        self, key_states: Tensor, value_states: Tensor | None, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write a layer's new keys and values (B, g, T, e) where the plan stores them, and return all that it attends over.
+
+        Values are unweighted: the plan's outside weights are applied after attention.
+        """
+        if not self._new:
+            raise RuntimeError("a ValuePathCache is filled by the forward pass of its own model")
+        layer = self.plan.layers[layer_idx]
+        if isinstance(layer.k, Store):
+            self.keys[layer_idx].write(key_states)
+        if isinstance(layer.v, Store):
+            assert value_states is not None
+            self.stored_values[layer_idx].write(value_states)
+        if isinstance(layer.v, Tokens) and value_states is not None and not self._length:
+            return self.keys[layer.k_core].read(layer.window), value_states
+        return self.read(layer_idx, window=layer.window, new=self._new)
+
+    def read(self, layer_idx: int, window: int | None, new: int = 0) -> tuple[Tensor, Tensor]:
+        """Keys and unweighted values of a layer through a reader's window: (B, g, min(past, window - 1) + new, e)."""
+        layer = self.plan.layers[layer_idx]
+        keys = self.keys[layer.k_core].read(window)
+        if isinstance(layer.v, Tokens):
+            assert self.ids is not None
+            ids = self.ids.read(window)[:, 0, :, 0].long()
+            # gradients flow through values that are computed, not through a table that was folded before; and a first
+            # pass computes its own ids rather than the whole vocabulary
+            compute = torch.is_grad_enabled() or not self._length
+            values = (self.values.compute if compute else self.values.gather)(layer.v.core, ids)
+            return keys, values.transpose(1, 2)
+        owner = layer.v.layer if isinstance(layer.v, Alias) else layer_idx
+        return keys, self.stored_values[owner].read(window)
+
+    # ------------------------------------------------------------------------------------------------------- sizes
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Positions seen so far, dropped ones included."""
+        return self._length
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """(number of keys, position of the first) that the layer attends over with ``query_length`` new positions."""
+        window = self.plan.layers[layer_idx].window
+        past = self._length if window is None else min(self._length, window - 1)
+        return past + query_length, self._length - past
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """-1: the cache grows as needed."""
+        return -1
+
+    def nbytes(self) -> CacheBytes:
+        """Logical, allocated and shared bytes: see ``CacheBytes``."""
+        sizes = [buffer.nbytes() for buffer in self._buffers()]
+        return CacheBytes(sum(s[0] for s in sizes), sum(s[1] for s in sizes), self.values.nbytes(self.plan.tables))
+
+    def nbytes_by_layer(self) -> list[tuple[int, int]]:
+        """Logical bytes of (keys, values) that each layer stores itself; ids belong to no layer."""
+        none = Buffer(None)
+        return [
+            (self.keys.get(n, none).nbytes()[0], self.stored_values.get(n, none).nbytes()[0])
+            for n in range(self.plan.num_layers)
+        ]
+
+    @property
+    def batch_size(self) -> int:
+        """Number of sequences, -1 before the first pass."""
+        return self._batch
+
+    @property
+    def is_croppable(self) -> bool:
+        return True
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
+
+    @property
+    def is_initialized(self) -> bool:
+        return self._length > 0
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        return [layer.window is not None for layer in self.plan.layers]
+
+    # ------------------------------------------------------------------------------------------------------- verbs
+    def _buffers(self) -> list[Buffer]:
+        return [*self.keys.values(), *self.stored_values.values(), *([self.ids] if self.ids is not None else [])]
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove the last ``-tokens_to_remove`` positions; 0 shrinks windows that recorded more than they need.
+
+        Raises:
+            ValueError: for a positive number or more than there is.
+            RuntimeError: if a window has already dropped positions that would be visible again.
+        """
+        count = -tokens_to_remove
+        if count < 0:
+            raise ValueError(f"crop takes a negative number of positions to remove, e.g. crop(-3); got {tokens_to_remove}")
+        if count > self._length:
+            raise ValueError(f"cannot remove {count} positions from a cache of {self._length}")
+        for buffer in self._buffers():
+            buffer.check_crop(count)
+        for buffer in self._buffers():
+            buffer.crop(count)
+        self._length -= count
+
+    def activate_past_recording(self) -> None:
+        """Keep what windows would drop until the next ``crop``, so that steps can be undone."""
+        self.set_past_recording(True)
+
+    def set_past_recording(self, on: bool) -> None:
+        self._recording = on
+        for buffer in self._buffers():
+            buffer.keep_all = on
+
+    def is_recording_past(self, layer_idx: int = 0) -> bool:
+        return self._recording
+
+    def _on_batch(self, change: Callable[[Tensor], Tensor], batch: int) -> None:
+        for buffer in self._buffers():
+            buffer.apply(change)
+        if self._length:
+            self._batch = batch
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Sequence i becomes the former sequence ``beam_idx[i]``."""
+        self._on_batch(lambda x: x.index_select(0, beam_idx.to(x.device)), len(beam_idx))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Every sequence ``repeats`` times in a row."""
+        self._on_batch(lambda x: x.repeat_interleave(repeats, dim=0), self._batch * repeats)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the sequences ``indices`` (numbers or a boolean mask)."""
+        kept = torch.arange(max(self._batch, 0))[torch.as_tensor(indices).cpu()]
+        self._on_batch(lambda x: x[kept.to(x.device)], len(kept))
+
+    def reset(self) -> None:
+        """Forget all sequences and free their memory."""
+        for buffer in self._buffers():
+            buffer.reset()
+        self._length, self._new, self._batch = 0, 0, -1
+
+
+class _LayerView(CacheLayerMixin):
+    """One layer of the cache as transformers looks at it; the content belongs to the whole cache."""
+
+    is_croppable = True
+    supports_early_init = False
+
+    def __init__(self, cache: ValuePathCache, layer: int) -> None:
+        self._cache, self._layer = cache, layer
+
+    @property
+    def is_initialized(self) -> bool:  # type: ignore[override]
+        return self._cache.is_initialized
+
+    @property
+    def is_sliding(self) -> bool:
+        return self._cache.plan.layers[self._layer].window is not None
+
+    @property
+    def record_past(self) -> bool:
+        return self._cache.is_recording_past()
+
+    @record_past.setter
+    def record_past(self, on: bool) -> None:
+        self._cache.set_past_recording(on)
+
+    @property
+    def keys(self) -> Tensor | None:  # type: ignore[override]
+        """What the next query of this layer sees of the past, (B, g, S, e)."""
+        return self._read()[0] if self.is_initialized else None
+
+    @property
+    def values(self) -> Tensor | None:  # type: ignore[override]
+        """As ``keys``; without the weight that the plan keeps outside."""
+        return self._read()[1] if self.is_initialized else None
+
+    def _read(self) -> tuple[Tensor, Tensor]:
+        return self._cache.read(self._layer, self._cache.plan.layers[self._layer].window)
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do: buffers are made when they are first written."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return self._cache.update(key_states, value_states, self._layer)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._cache.get_mask_sizes(query_length, self._layer)
+
+    def get_seq_length(self) -> int:
+        return self._cache.get_seq_length()
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def _whole(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("layers of a ValuePathCache share buffers; call this on the whole cache")
+
+    offload = prefetch = reset = reorder_cache = crop = batch_repeat_interleave = batch_select_indices = _whole
