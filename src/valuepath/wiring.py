@@ -252,6 +252,7 @@ def check(wiring: Wiring) -> None:
         raise WiringError("a model needs at least one layer")
     for stream, n, mix in wiring.mixes():
         _check_mix(wiring, stream, n, mix)
+    _check_reached(wiring)
     budgets: dict[int, float] = {}
     for stream, n, mix in wiring.mixes():
         for term in mix:
@@ -273,6 +274,21 @@ def check(wiring: Wiring) -> None:
                     "a skip is a number, learn(init) or learn(init, per=channel); it has no heads", stream=stream, layer=n
                 )
             _check_weight_value(stream, n, weight, zero_allowed=True)
+
+
+def _check_reached(wiring: Wiring) -> None:
+    """Every block's output must be read, and every layer's own attention used: nothing may be trained by nothing."""
+    sites = [wiring.x_site(n) for n in range(wiring.num_layers + 1)]
+    for n, site in enumerate(sites):
+        later = any(isinstance(term.source, Tap) and term.source.layer == n for other in sites[n + 1 :] for term in other)
+        if not site.has(Own) and not later:
+            what = f"the output of layer {n - 1}" if n else "the embedding"
+            raise WiringError(f"nothing reads {what}; add own, or read tap({n}) at a later site", stream="x", layer=n)
+    for n, layer in enumerate(wiring.layers):
+        if not layer.a.has(Own):
+            raise WiringError(
+                "without own this layer's queries and keys would be trained by nothing; add own", stream="a", layer=n
+            )
 
 
 def _check_earlier(wiring: Wiring, stream: str, n: int, i: int, word: str) -> None:

@@ -6,6 +6,7 @@ ids. There is one buffer per stored content and one for the ids, each as long as
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,6 +57,14 @@ class ValuePathCache(Cache):
         self._new = 0
         self._recording = False
         self._batch = -1
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ValuePathCache:
+        """A copy of the content that reads the same model: copying a prompt's cache must not copy the weights."""
+        memo[id(self.values)], memo[id(self.plan)] = self.values, self.plan
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
+        return made
 
     # --------------------------------------------------------------------------------------------- one forward pass
     def begin(self, ids: Tensor | None, batch: int, new: int) -> None:

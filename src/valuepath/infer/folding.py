@@ -29,10 +29,6 @@ class TokenValues:
         self.model = model
         self._tables: dict[Core, tuple[Any, Tensor]] = {}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> TokenValues:
-        """A copied cache reads the same model: copying a prompt's cache must not copy the weights."""
-        return self
-
     # ---------------------------------------------------------------------------------------------------- compute
     def compute(self, core: Core, ids: Tensor) -> Tensor:
         """The unweighted value of each token id: (..., g, e) for ids (...)."""

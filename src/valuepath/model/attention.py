@@ -109,7 +109,7 @@ class Attention(nn.Module):
             self.v_table = nn.Embedding(shape.vocab_size, shape.kv_width)
         for stream in ("q", "k", "v", "a", "out"):
             mix = self.wiring.mix(stream)
-            if mix.terms and not mix.is_plain:
+            if mix.terms and (stream == "out" or not mix.is_plain):
                 setattr(self, f"mix_{stream}", Mixer(mix, stream, layer, shape))
 
     # ------------------------------------------------------------------------------------------------- projections

@@ -81,24 +81,55 @@ class ValuePathPreTrainedModel(PreTrainedModel):
             module.inv_freq.copy_(frequencies)
             module.original_inv_freq.copy_(frequencies)
             return
-        names = {id(m): name for name, m in self.named_modules()}
-        prefix = names[id(module)]
+        prefix = next((name for name, m in self.named_modules() if m is module), None)
+        if prefix is None:  # more rows for an embedding or a head: see resize_token_embeddings
+            return
         for name, parameter in module.named_parameters(recurse=False):
             if getattr(parameter, "_is_hf_initialized", False):
                 continue
-            full = f"{prefix}.{name}" if prefix else name
-            if not full.startswith(("model.", "lm_head.")):  # this is the base model by itself
-                full = f"model.{full}"
+            full = self._full_name(f"{prefix}.{name}" if prefix else name)
+            if full == "lm_head.weight" and self.config.tie_word_embeddings:
+                continue  # no parameter of its own: it becomes the embedding once the model is built
             parameter.copy_(self._initializer()(full))
+
+    def _full_name(self, name: str) -> str:
+        """A parameter's name in the causal language model, as the plan has it, also if this is the base model by itself."""
+        return name if name.startswith(("model.", "lm_head.")) else f"model.{name}"
 
     def _initializer(self) -> Initializer:
         seed = self.config.init_seed
         return Initializer(
-            self.config.plan(),
+            self.base_model.plan,
             self.config.initializer_range,
             self.config.rms_norm_eps,
             torch.initial_seed() if seed is None else seed,
         )
+
+    @torch.no_grad()
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """As in transformers; tables of values have a row per token too and are resized with the embedding.
+
+        New rows are drawn around the mean of the old ones; with ``mean_resizing=False`` they are those that a new model of
+        the new size starts with.
+        """
+        base, before = self.base_model, self.config.vocab_size
+        embedding = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        after = self.config.vocab_size
+        if after == before:
+            return embedding
+        base.plan = self.config.plan()
+        for module in self.modules():
+            if isinstance(getattr(module, "v_table", None), nn.Embedding):
+                self._get_resized_embeddings(module.v_table, after, mean_resizing=mean_resizing)
+        base.token_values.invalidate()
+        if not mean_resizing:
+            initial = self._initializer()
+            for name, parameter in self.named_parameters():
+                if initial.parameters[self._full_name(name)].role in ("embedding", "head", "table"):
+                    parameter[before:] = initial(self._full_name(name))[before:].to(parameter)
+        return embedding
 
 
 class ValuePathModel(ValuePathPreTrainedModel):

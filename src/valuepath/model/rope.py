@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,6 +33,16 @@ class RotaryEmbedding(nn.Module):
         frequencies, self.attention_scaling = self.frequencies()
         self.register_buffer("inv_freq", frequencies, persistent=False)
         self.register_buffer("original_inv_freq", frequencies.clone(), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotaryEmbedding:
+        """Follow the model to another device, but not to another dtype: bfloat16 would turn far positions by wrong angles."""
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, buffer in before.items():
+            moved = self._buffers[name]
+            if buffer is not None and moved is not None and moved.dtype != buffer.dtype:
+                self._buffers[name] = buffer.to(moved.device)
+        return self
 
     def frequencies(self) -> tuple[Tensor, float]:
         """Inverse frequencies (e/2,) and the factor on cos and sin."""

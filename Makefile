@@ -1,0 +1,60 @@
+# make test    checks and tests, in a virtual environment of its own; needs python3 >= 3.11 with venv and pip, nothing else
+# make check   ruff and mypy only
+# make fuzz    20,000 random equations
+# make clean   everything that make made
+
+PYTHON ?= python3
+JOBS   ?= 2
+VENV   := .venv
+PY     := $(VENV)/bin/python
+PIP    := $(PY) -m pip --disable-pip-version-check
+export OMP_NUM_THREADS ?= 1
+
+# Of these the installed transformers changes nothing; everything else is tested under the oldest version too.
+PURE := tests/test_equations.py tests/test_fuzz.py tests/test_plan.py
+ALSO_OLDEST = $(filter-out $(PURE),$(wildcard tests/test_*.py))
+
+pinned = $(shell sed -n 's/^transformers==//p' $(1))
+
+.DELETE_ON_ERROR:
+.PHONY: test check pytest pytest-oldest fuzz clean
+
+# The full run comes last: its closing line is the one to look at.
+test: check pytest-oldest
+	$(MAKE) --no-print-directory pytest
+
+check: $(VENV)/installed
+	$(PY) -m ruff check src tests
+	$(PY) -m mypy
+
+pytest: $(VENV)/installed
+	EXPECTED_TRANSFORMERS=$(call pinned,constraints.txt) $(PY) -m pytest -n $(JOBS) --dist worksteal
+
+pytest-oldest: $(VENV)/installed-oldest
+	PYTHONPATH=$(CURDIR)/$(VENV)/oldest EXPECTED_TRANSFORMERS=$(call pinned,constraints-oldest.txt) \
+		$(PY) -m pytest -n $(JOBS) --dist worksteal $(ALSO_OLDEST)
+
+fuzz: $(VENV)/installed
+	$(PY) tests/fuzz_equations.py 20000
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ------------------------------------------------------------------------------------------------- environment
+$(VENV)/created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; try make PYTHON=python3.11 test")'
+	$(PYTHON) -m venv --clear $(VENV)
+	touch $@
+
+# torch first and pinned, so that nothing pulls another one in; the build backend pinned too
+$(VENV)/installed: $(VENV)/created pyproject.toml constraints.txt
+	$(PIP) install --quiet -c constraints.txt torch
+	$(PIP) install --quiet -c constraints.txt hatchling editables
+	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
+	touch $@
+
+$(VENV)/installed-oldest: $(VENV)/installed constraints-oldest.txt
+	rm -rf $(VENV)/oldest
+	$(PIP) install --quiet --no-deps --target $(VENV)/oldest -r constraints-oldest.txt
+	touch $@
