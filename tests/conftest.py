@@ -22,7 +22,9 @@ def pytest_configure(config: pytest.Config) -> None:
         import transformers
 
         if transformers.__version__ != EXPECTED:
-            raise pytest.UsageError(f"transformers {transformers.__version__} from {transformers.__file__}, expected {EXPECTED}")
+            raise pytest.UsageError(
+                f"transformers {transformers.__version__} from {transformers.__file__}, expected {EXPECTED}"
+            )
 
 
 def pytest_report_header(config: pytest.Config) -> str:

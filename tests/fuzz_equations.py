@@ -51,25 +51,38 @@ VALID = [
     "v[N//2:] = -(own - (n+1)/N*tap(n % 2))",
 ]
 
-WORDS = """x q k v a out kv skip_attn skip_mlp own tap shared table embed final learn budget gate renorm concat sum range last n N i
-    per layer head channel init projected uniform to axis token tensor for in if else lambda not and True None import def
-    0 1 2 3 0.5 -1 1e3 1e400 007 0x1f 10**9 1_0 1j 'v' "own" = == += := + - * / // % ** @ ~ < ( ) [ ] { } , : ; . # \\ \n \t""".split(" ")
-WORDS = [word for word in (part.strip(" ") for part in WORDS) if word]
+WORDS = [
+    word
+    for line in (
+        "x q k v a out kv skip_attn skip_mlp own tap shared table embed final learn budget gate renorm concat sum range",
+        "last n N i per layer head channel init projected uniform to axis token tensor",
+        "for in if else lambda not and True None import def 'v' \"own\" 0 1 2 3 0.5 -1 1e3 1e400 007 0x1f 10**9 1_0 1j",
+        "= == += := + - * / // % ** @ ~ < ( ) [ ] { } , : ; . # \\ \n \t",
+    )
+    for word in line.split(" ")
+]
 
 
 # ------------------------------------------------------------------------------------------------------- generators
 def characters(rng: random.Random) -> str:
     """Any text at all: control characters, half surrogates and bracket heaps included."""
-    alphabet = rng.choice([
-        "vkqx[]()=:;,.+-*/0123456789nN \n", "()[]{}", " \t\n\r\f\v\\#;'\"", "".join(map(chr, range(128))), "äßΩ値🙂\u2028\u00a0\x00\ud800v=[]1",
-    ])  # fmt: skip
+    alphabets = [
+        "vkqx[]()=:;,.+-*/0123456789nN \n",
+        "()[]{}",
+        " \t\n\r\f\v\\#;'\"",
+        "".join(map(chr, range(128))),
+        "äßΩ値🙂\u2028\u00a0\x00\ud800v=[]1",
+    ]
+    alphabet = rng.choice(alphabets)
     return "".join(rng.choice(alphabet) for _ in range(rng.choice([1, 5, 20, 80, 400, 3000])))
 
 
 def words(rng: random.Random) -> str:
     """Words of the grammar in any order."""
     joint = rng.choice(["", " ", " "])
-    return rng.choice(["", "v = ", "v[1:] = ", "out = "]) + joint.join(rng.choice(WORDS) for _ in range(rng.choice([1, 3, 8, 20, 60])))
+    return rng.choice(["", "v = ", "v[1:] = ", "out = "]) + joint.join(
+        rng.choice(WORDS) for _ in range(rng.choice([1, 3, 8, 20, 60]))
+    )
 
 
 def mutation(rng: random.Random) -> str:
@@ -91,7 +104,9 @@ def mutation(rng: random.Random) -> str:
             case 4:
                 piece = piece[::-1]
             case 5:
-                repeated = rng.choice(["-", "1*", "(", "1+", "own+", "not ", "2/", "tap(0)-", "n+", piece or "+", rng.choice(WORDS)])
+                repeated = rng.choice(
+                    ["-", "1*", "(", "1+", "own+", "not ", "2/", "tap(0)-", "n+", piece or "+", rng.choice(WORDS)]
+                )
                 piece = repeated * min(rng.choice([10, 200, 900, 3000]), (MAX_LENGTH - len(text)) // len(repeated))
         text = (text[:start] + piece + text[end:])[: MAX_LENGTH + 1]
     return text
@@ -111,7 +126,9 @@ def sentence(rng: random.Random) -> str:
     def source(stream: str) -> str:
         if stream == "out":
             return rng.choice(["own(v)", f"tap(v, {index()})", "final(v)"])
-        return rng.choice(["own", "own", f"tap({index()})", f"shared({index()})", "table", "table(shared)", "table(init=uniform)", "embed"])
+        return rng.choice(
+            ["own", "own", f"tap({index()})", f"shared({index()})", "table", "table(shared)", "table(init=uniform)", "embed"]
+        )
 
     def weight() -> str:
         return rng.choice([
@@ -133,17 +150,35 @@ def sentence(rng: random.Random) -> str:
         return f"{weight()}*{source(stream)}".replace("-*", "-")
 
     def terms(stream: str, depth: int = 2) -> str:
-        return rng.choice(["", "", "-"]) + rng.choice([" + ", " - "]).join(term(stream, depth) for _ in range(rng.choice([1, 1, 2, 3])))
+        return rng.choice(["", "", "-"]) + rng.choice([" + ", " - "]).join(
+            term(stream, depth) for _ in range(rng.choice([1, 1, 2, 3]))
+        )
 
     def left(stream: str) -> str:
         third = f"{rng.choice(['', number(1)])}:{rng.choice(['', number(1)])}:{rng.choice(['', '2', '-1', '-2'])}"
-        return stream + rng.choice(["", "[1:]", "[1:]", "[2:]", "[2:]", "[3:]", f"[{number(1)}]", f"[{third}]", f"[last/{number(0)}]", "[[0, 2]]", "[N]"])
+        return stream + rng.choice(
+            [
+                "",
+                "[1:]",
+                "[1:]",
+                "[2:]",
+                "[2:]",
+                "[3:]",
+                f"[{number(1)}]",
+                f"[{third}]",
+                f"[last/{number(0)}]",
+                "[[0, 2]]",
+                "[N]",
+            ]
+        )
 
     statements = []
     for _ in range(rng.choice([1, 1, 2, 4])):
         stream = rng.choice(["x", "q", "k", "v", "v", "v", "a", "out", "kv", "skip_attn", "skip_mlp"])
         if stream == "kv":
-            right = rng.choice([f"shared({index()})", f"concat(own, shared({index()}))", f"concat(own, shared(0), shared({index()}))"])
+            right = rng.choice(
+                [f"shared({index()})", f"concat(own, shared({index()}))", f"concat(own, shared(0), shared({index()}))"]
+            )
         elif stream.startswith("skip"):
             right = rng.choice([number(), f"learn({number()})", f"learn({number()}, per=channel)"])
         elif stream == "v" and rng.random() < 0.2:
@@ -197,13 +232,13 @@ def read(text: str, num_layers: int, windows: tuple[int | None, ...] | None = No
             names = [parameter.name for parameter in plan.parameters]
             assert len(set(names)) == len(names), "two parameters of one name"
     except WiringError as wrong:
-        assert wrong.reason
-        message = str(wrong)
-        if wrong.text is not None:
-            caret = message.split("\n")[-1]
-            assert caret.strip() == "^", f"no caret: {message!r}"
-        return False
-    return True
+        refusal = wrong
+    else:
+        return True
+    assert refusal.reason
+    if refusal.text is not None:
+        assert str(refusal).split("\n")[-1].strip() == "^", f"no caret: {refusal}"
+    return False
 
 
 def main() -> int:
@@ -227,13 +262,16 @@ def main() -> int:
             raise
         except BaseException as wrong:  # anything at all is a finding here
             shown = text if len(text) <= 300 else f"{text[:200]}...{text[-80:]} ({len(text)} characters)"
-            failures.append(f"#{number} {generator.__name__}, N={num_layers}: {type(wrong).__name__}: {str(wrong)[:200]}\n    {shown!r}")
+            failures.append(
+                f"#{number} {generator.__name__}, N={num_layers}: {type(wrong).__name__}: {str(wrong)[:200]}\n    {shown!r}"
+            )
         slowest = max(slowest, (time.process_time() - start, text, num_layers))
     for generator in GENERATORS:
         accepted, refused = outcomes[generator.__name__, True], outcomes[generator.__name__, False]
         print(f"{generator.__name__:>10}: {accepted:6,} accepted {refused:6,} refused")
     seconds, text, num_layers = slowest
-    print(f"{options.count:,} equations, seed {options.seed}: {len(failures)} failures; slowest {seconds:.3f} s, N={num_layers}: {text[:100]!r}")
+    print(f"{options.count:,} equations, seed {options.seed}: {len(failures)} failures")
+    print(f"slowest {seconds:.3f} s, N={num_layers}: {text[:100]!r}".encode(errors="backslashreplace").decode())
     for failure in failures[:20]:
         print(failure.encode(errors="backslashreplace").decode())
     return 1 if failures else 0

@@ -24,15 +24,15 @@ def randomise(model: torch.nn.Module, seed: int = 0, std: float = 0.3) -> None:
 
 
 def small_config(**fields: Any) -> vp.ValuePathConfig:
-    sizes: dict[str, Any] = dict(
-        vocab_size=VOCABULARY,
-        hidden_size=42,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=6,
-        head_dim=10,
-        intermediate_size=31,
-        pad_token_id=0,
-    )
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 42,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 6,
+        "head_dim": 10,
+        "intermediate_size": 31,
+        "pad_token_id": 0,
+    }
     return vp.ValuePathConfig(**{**sizes, **fields})
 
 

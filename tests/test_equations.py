@@ -43,7 +43,9 @@ def changed(text: str, num_layers: int, stream: str) -> list[int]:
     """The sites of a stream that an equation changed."""
     wiring = parse(text, num_layers)
     sites = range(num_layers + 1 if stream == "x" else num_layers)
-    return [n for n in sites if (wiring.x_site(n) if stream == "x" else getattr(wiring.layers[n], stream)) != getattr(PLAIN, stream)]
+    return [
+        n for n in sites if (wiring.x_site(n) if stream == "x" else getattr(wiring.layers[n], stream)) != getattr(PLAIN, stream)
+    ]
 
 
 # ----------------------------------------------------------------------------------------------------- whole wirings
@@ -90,8 +92,15 @@ WHOLE = {
     "gated table on every second layer, the last included": (
         "v[::-2] = own + gate(3, 12)*table",
         4,
-        Wiring((PLAIN, LayerWiring(v=mix(Term(Own()), Term(Table(), Gate(3.0, 12)))), PLAIN, LayerWiring(v=mix(Term(Own()), Term(Table(), Gate(3.0, 12)))))),
-    ),  # fmt: skip
+        Wiring(
+            (
+                PLAIN,
+                LayerWiring(v=mix(Term(Own()), Term(Table(), Gate(3.0, 12)))),
+                PLAIN,
+                LayerWiring(v=mix(Term(Own()), Term(Table(), Gate(3.0, 12)))),
+            )
+        ),
+    ),
     "added after attention": (
         "out[1:] = 0.4*tap(v, 0) - 0.4*own(v)",
         2,
@@ -113,19 +122,27 @@ WHOLE = {
     "keys and values of the layer before": (
         "k[1::2] = shared(n-1); v[1::2] = shared(n-1)",
         4,
-        Wiring((PLAIN, LayerWiring(k=lone(Shared(0)), v=lone(Shared(0))), PLAIN, LayerWiring(k=lone(Shared(2)), v=lone(Shared(2))))),
+        Wiring(
+            (PLAIN, LayerWiring(k=lone(Shared(0)), v=lone(Shared(0))), PLAIN, LayerWiring(k=lone(Shared(2)), v=lone(Shared(2))))
+        ),
     ),
     "the same as one equation": (
         "kv[1::2] = shared(n-1)",
         4,
-        Wiring((PLAIN, LayerWiring(k=lone(Shared(0)), v=lone(Shared(0))), PLAIN, LayerWiring(k=lone(Shared(2)), v=lone(Shared(2))))),
+        Wiring(
+            (PLAIN, LayerWiring(k=lone(Shared(0)), v=lone(Shared(0))), PLAIN, LayerWiring(k=lone(Shared(2)), v=lone(Shared(2))))
+        ),
     ),
     "keys concatenated": (
         "kv[1:] = concat(own, shared(0))",
         3,
         Wiring((PLAIN, LayerWiring(kv=(0,)), LayerWiring(kv=(0,)))),
     ),
-    "several parts concatenated": ("kv[2] = concat(own, shared(1), shared(0))", 3, Wiring((PLAIN, PLAIN, LayerWiring(kv=(1, 0))))),
+    "several parts concatenated": (
+        "kv[2] = concat(own, shared(1), shared(0))",
+        3,
+        Wiring((PLAIN, PLAIN, LayerWiring(kv=(1, 0)))),
+    ),
     "weighted average of all states": (
         "x[1:N+1] = learn(1)*own + sum(learn(0)*tap(i) for i in range(n))",
         2,
@@ -309,7 +326,9 @@ SUMS = {
     "(own + 4*tap(0))/2": mix(Term(Own(), HALF), Term(Tap(0), Fixed(2.0))),
     "-(own - tap(0))": mix(Term(Own(), Fixed(-1.0)), Term(Tap(0))),
     "own - (tap(0) - tap(1))": mix(Term(Own()), Term(Tap(0), Fixed(-1.0)), Term(Tap(1))),
-    "own - 2*(tap(0) - (tap(1) + tap(2)))": mix(Term(Own()), Term(Tap(0), Fixed(-2.0)), Term(Tap(1), Fixed(2.0)), Term(Tap(2), Fixed(2.0))),
+    "own - 2*(tap(0) - (tap(1) + tap(2)))": mix(
+        Term(Own()), Term(Tap(0), Fixed(-2.0)), Term(Tap(1), Fixed(2.0)), Term(Tap(2), Fixed(2.0))
+    ),
     "-(learn(1)*own + tap(0))": mix(Term(Own(), Learn(-1.0)), Term(Tap(0), Fixed(-1.0))),
     # written out by a loop
     "sum(tap(i) for i in range(3))": mix(Term(Tap(0)), Term(Tap(1)), Term(Tap(2))),
@@ -416,6 +435,11 @@ def test_concat_joins_the_layers_own_keys_and_values_whatever_they_are_made_of()
     assert wiring.layers[1] == LayerWiring(v=mix(Term(Own(), HALF), Term(Tap(0), HALF)), kv=(0,))
 
 
+def test_a_state_may_pass_a_site_by_if_a_later_one_reads_it():
+    wiring = parse("x[1] = tap(0); x[2] = own + tap(1)", 2)
+    assert wiring == Wiring((PLAIN, LayerWiring(x=lone(Tap(0)))), final_x=mix(Term(Own()), Term(Tap(1))))
+
+
 # ----------------------------------------------------------------------------------------------------------- budgets
 def groups(wiring: Wiring) -> dict[tuple[str, int, object], int]:
     """(stream, layer, source) -> budget group"""
@@ -436,7 +460,11 @@ def test_one_place_in_the_text_is_one_budget_over_all_layers():
 
 def test_two_places_in_the_text_are_two_budgets():
     found = groups(parse("v[1:] = budget(2)*own + budget(3)*tap(0); k[1:] = own + budget(4)*tap(0)", 3))
-    places = [{found["v", n, Own()] for n in (1, 2)}, {found["v", n, Tap(0)] for n in (1, 2)}, {found["k", n, Tap(0)] for n in (1, 2)}]
+    places = [
+        {found["v", n, Own()] for n in (1, 2)},
+        {found["v", n, Tap(0)] for n in (1, 2)},
+        {found["k", n, Tap(0)] for n in (1, 2)},
+    ]
     assert all(len(place) == 1 for place in places)
     assert len(set.union(*places)) == 3
 

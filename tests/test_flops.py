@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from models import small_config, tokens
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import valuepath as vp
+from models import small_config, tokens
 from valuepath.counts import flops_per_token
 from valuepath.variants import variants
 

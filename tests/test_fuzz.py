@@ -11,9 +11,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from fuzz_equations import LAYER_COUNTS, LIMIT, VALID, WORDS, characters, limited, mutation, read, sentence, words
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+
+from fuzz_equations import LAYER_COUNTS, LIMIT, VALID, WORDS, characters, limited, mutation, read, sentence, words
 
 counts = st.sampled_from(LAYER_COUNTS)
 randoms = st.randoms(use_true_random=False)
@@ -106,7 +107,7 @@ LONG = {
     "a chain of shared that starts with tables": "v[:3] = table; v[3:] = shared(n-1) + shared(n-2) + shared(n-3)",
     "a chain of all shared": "v[0] = own; v[1] = tap(0); v[2:] = sum(learn(1)*shared(i) for i in range(n))",
     "a chain of weights": "v[1:] = learn(1)*shared(n-1); k[1:] = learn(1)*shared(n-1); q[1:] = learn(1)*shared(n-1)",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("text", LONG.values(), ids=LONG)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from models import small_model, tokens
 from transformers import DynamicCache, StaticCache
 
 import valuepath as vp
+from models import small_model, tokens
 from valuepath.compat import CACHE_NAME
 
 NEW = 12
@@ -28,7 +28,11 @@ NAMES = [
     "v1_cross_layer_attention",
     "attention_residual",
 ]
-WINDOWS: dict[str, dict[str, Any]] = {"full": {}, "sliding": {"sliding_window": 5}, "pattern": {"window_pattern": "SL", "sliding_window": 4}}
+WINDOWS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "sliding": {"sliding_window": 5},
+    "pattern": {"window_pattern": "SL", "sliding_window": 4},
+}
 
 
 def prompt() -> tuple[torch.Tensor, torch.Tensor]:
@@ -82,9 +86,7 @@ def test_prompt_lookup_and_assisted_decoding(name: str, windows: str) -> None:
     for assistant in assistants.values():
         assert torch.equal(generate(model, ids, assistant_model=assistant), plain)
     repetitive = ids[:, [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]]
-    assert torch.equal(
-        generate(model, repetitive, prompt_lookup_num_tokens=4), generate(model, repetitive, use_cache=False)
-    )
+    assert torch.equal(generate(model, repetitive, prompt_lookup_num_tokens=4), generate(model, repetitive, use_cache=False))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -89,7 +89,7 @@ def pair(family: str, attention: str = "sdpa", **extra: Any) -> tuple[Any, Value
     return theirs, our
 
 
-@pytest.fixture()
+@pytest.fixture
 def uncast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their RMSNorm and rotary tables in the dtype of the model, by the same formulas."""
 

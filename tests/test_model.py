@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from models import LAYERS, VOCABULARY, left_padding, small_config, small_model, tokens
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import valuepath as vp
+from models import LAYERS, VOCABULARY, left_padding, small_config, small_model, tokens
 from valuepath.compat import CACHE_NAME
 
+DEPTH = 4
+"""Layers of the models that every preset is tried on: the fewest that all of them fit into."""
 PRESETS = [*vp.variants()]
 ATTENTION_MIXING = {"attention_residual"}
 READS_TABLE = {
@@ -30,7 +32,6 @@ STYLES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 3,
     },
     "nanochat": {"style": "nanochat", "max_position_embeddings": 24},
-    "nanochat_gqa": {"style": "nanochat", "max_position_embeddings": 24, "num_key_value_heads": 2},
 }  # fmt: skip
 WINDOWED: dict[str, Any] = {"num_key_value_heads": 2, "sliding_window": 5}
 """GQA, and a window that is shorter than the sequences here, in every layer."""
@@ -39,6 +40,12 @@ WINDOWED: dict[str, Any] = {"num_key_value_heads": 2, "sliding_window": 5}
 def close(found: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
     assert found.dtype == expected.dtype
     torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+
+
+def depth_model(name: str, style: dict[str, Any], **fields: Any) -> vp.ValuePathForCausalLM:
+    """A randomised model of every layer kind; attention matrices can only be mixed under equal windows."""
+    windows = {"window_pattern": "L"} if name in ATTENTION_MIXING and style.get("style") == "nanochat" else {}
+    return small_model(variant=name, num_hidden_layers=DEPTH, **style, **windows, **fields)
 
 
 def logits(model: Any, ids: Tensor, **given: Any) -> Tensor:
@@ -50,8 +57,8 @@ def logits(model: Any, ids: Tensor, **given: Any) -> Tensor:
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_model_holds_exactly_the_parameters_of_its_plan(name, style):
-    config = small_config(variant=name, **STYLES[style])
-    model = vp.ValuePathForCausalLM(config)
+    model = depth_model(name, STYLES[style])
+    config = model.config
     planned = {parameter.name: parameter.shape for parameter in config.plan().parameters}
     assert {found: tuple(p.shape) for found, p in model.named_parameters()} == planned
     assert len(config.plan().parameters) == len(planned)
@@ -90,7 +97,7 @@ def test_a_projection_that_no_equation_reads_does_not_exist(name, stream, layers
 @pytest.mark.parametrize("fields", [{"num_key_value_heads": 2}, STYLES["nanochat"]], ids=["llama_gqa", "nanochat"])
 @pytest.mark.parametrize("name", PRESETS)
 def test_later_tokens_never_change_earlier_logits(name, fields):
-    model, ids = small_model(variant=name, **fields), tokens(2, 17)
+    model, ids = depth_model(name, fields), tokens(2, 17)
     before = logits(model, ids)
     for first_changed in (1, 9, 16):
         changed = ids.clone()
@@ -126,7 +133,7 @@ def test_a_window_hides_what_is_further_back(name):
 @pytest.mark.parametrize("fields", [WINDOWED, STYLES["nanochat"]], ids=["llama_gqa_windowed", "nanochat"])
 @pytest.mark.parametrize("name", PRESETS)
 def test_padding_and_neighbours_in_the_batch_change_nothing(name, fields):
-    model = small_model(variant=name, **fields)
+    model = depth_model(name, fields)
     length = 17
     ids = tokens(4, length)
     rows = [length, length - 3, length - 6, 2]  # real tokens of each row
@@ -155,8 +162,8 @@ def test_padding_and_neighbours_in_the_batch_change_nothing(name, fields):
 @pytest.mark.parametrize("name", PRESETS)
 def test_eager_attention_equals_sdpa(name):
     ids, (mask, positions) = tokens(3, 13), left_padding(3, 13)
-    eager = small_model(variant=name, attn_implementation="eager", **WINDOWED)
-    default = small_model(variant=name, **WINDOWED)
+    eager = depth_model(name, WINDOWED, attn_implementation="eager")
+    default = depth_model(name, WINDOWED)
     assert eager.config._attn_implementation == "eager"
     assert default.config._attn_implementation == ("eager" if name in ATTENTION_MIXING else "sdpa")
     for given in ({}, {"attention_mask": mask, "position_ids": positions}):
@@ -217,10 +224,10 @@ def test_backends_that_are_not_covered_are_refused(attention):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_eager_attention_hands_out_its_weights(name):
-    model = small_model(variant=name, attn_implementation="eager", **WINDOWED)
+    model = depth_model(name, WINDOWED, attn_implementation="eager")
     ids = tokens(2, 13)
     out = model(ids, output_attentions=True, use_cache=False)
-    assert len(out.attentions) == LAYERS
+    assert len(out.attentions) == DEPTH
     offset = torch.arange(13)[:, None] - torch.arange(13)
     visible = (offset >= 0) & (offset < WINDOWED["sliding_window"])
     for n, weights in enumerate(out.attentions):
@@ -255,10 +262,10 @@ def test_mixed_attention_weights_are_the_mean_of_the_first_and_the_own():
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("style", ["llama", "nanochat"])
 def test_hidden_states_start_at_the_embedding_and_end_before_the_head(name, style):
-    model = small_model(variant=name, **STYLES[style])
+    model = depth_model(name, STYLES[style])
     ids = tokens(2, 13)
     out = model(ids, output_hidden_states=True, use_cache=False)
-    assert len(out.hidden_states) == LAYERS + 1
+    assert len(out.hidden_states) == DEPTH + 1
     embedding = model.model.embed_tokens(ids)
     if style == "nanochat":
         embedding = embedding / (embedding.square().mean(-1, keepdim=True) + 1e-6).sqrt()
@@ -272,7 +279,7 @@ def test_hidden_states_start_at_the_embedding_and_end_before_the_head(name, styl
 # ------------------------------------------------------------------------------------------------- inputs and outputs
 @pytest.mark.parametrize("name", PRESETS)
 def test_embeddings_may_stand_for_ids_unless_a_table_needs_them(name):
-    model, ids = small_model(variant=name), tokens(2, 11)
+    model, ids = depth_model(name, {}), tokens(2, 11)
     embeds = model.model.embed_tokens(ids)
     if name in READS_TABLE:
         for use_cache in (False, True):
@@ -316,9 +323,9 @@ def test_logits_to_keep_takes_a_number_or_positions(name):
     model, ids = small_model(variant=name, **STYLES["nanochat"]), tokens(2, 11)
     whole = logits(model, ids)
     assert torch.equal(logits(model, ids, logits_to_keep=0), whole)
-    assert torch.equal(logits(model, ids, logits_to_keep=1), whole[:, -1:])
-    assert torch.equal(logits(model, ids, logits_to_keep=4), whole[:, -4:])
-    assert torch.equal(logits(model, ids, logits_to_keep=torch.tensor([0, 7, 3])), whole[:, [0, 7, 3]])
+    close(logits(model, ids, logits_to_keep=1), whole[:, -1:], 1e-12)
+    close(logits(model, ids, logits_to_keep=4), whole[:, -4:], 1e-12)
+    close(logits(model, ids, logits_to_keep=torch.tensor([0, 7, 3])), whole[:, [0, 7, 3]], 1e-12)
 
 
 def test_a_tuple_is_returned_on_request():
@@ -332,11 +339,11 @@ def test_a_tuple_is_returned_on_request():
 
 
 def test_logits_are_capped_smoothly():
-    capped, ids = small_model(logit_softcap=3.0), tokens(2, 7)
+    capped, ids = small_model(logit_softcap=1.7), tokens(2, 7)
     free = small_model(logit_softcap=0.0)
     raw = logits(free, ids)
-    assert raw.abs().max() > 6
-    close(logits(capped, ids), 3 * torch.tanh(raw / 3))
+    assert raw.abs().max() > 2 * 1.7
+    close(logits(capped, ids), 1.7 * torch.tanh(raw / 1.7))
 
 
 # --------------------------------------------------------------------------------------------------------------- loss
@@ -381,21 +388,25 @@ def test_the_loss_is_taken_in_float32_at_least():
 
 
 # ------------------------------------------------------------------------------------------------------------- dtypes
-@pytest.mark.parametrize("style", ["llama_gqa", "nanochat"])
-@pytest.mark.parametrize("name", PRESETS)
-def test_bfloat16_and_autocast_give_float32s_logits_to_their_precision(name, style):
-    model, ids = small_model(dtype=torch.float32, variant=name, **STYLES[style]), tokens(2, 13)
+@pytest.mark.parametrize(
+    "name, style", [(name, "llama_gqa") for name in PRESETS] + [(name, "nanochat") for name in ("bov", "resformer_learnable")]
+)
+def test_bfloat16_and_autocast_give_the_logits_of_float32_to_their_precision(name, style):
+    model, ids = depth_model(name, STYLES[style], dtype=torch.float32), tokens(2, 13)
     expected = logits(model, ids)
-    scale = expected.square().mean().sqrt()
+    bound = 8 * torch.finfo(torch.bfloat16).eps  # a few roundings a layer; a stream in the wrong place costs 1
+
+    def distance(found: Tensor) -> float:
+        return float((found.float() - expected).square().mean().sqrt() / expected.square().mean().sqrt())
+
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = model(ids, labels=ids, use_cache=False)
-    assert ((out.logits.float() - expected).square().mean().sqrt() / scale) < 0.1
+    assert 0 < distance(out.logits.detach()) < bound
     out.loss.backward()
-    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
-    narrow = model.to(torch.bfloat16)
-    found = logits(narrow, ids)
+    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+    found = logits(model.to(torch.bfloat16), ids)
     assert found.dtype == (torch.float32 if style == "nanochat" else torch.bfloat16)  # the soft-cap is taken in float32
-    assert ((found.float() - expected).square().mean().sqrt() / scale) < 0.1
+    assert 0 < distance(found) < bound
 
 
 @pytest.mark.parametrize("rope", [None, {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}], ids=["plain", "scaled"])

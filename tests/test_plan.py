@@ -1,26 +1,23 @@
-"""The plan: where keys and values live, who reads whose buffer, which parameters exist; expectations written by hand.
+"""The plan: where keys and values live, and who reads whose buffer; expectations written by hand.
 
-That it holds for any wiring is tested in ``test_plan_properties``.
+Which parameters exist is tested in ``test_plan_parameters``, that all of it holds for any wiring in ``test_plan_properties``.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
+from plans import plan, shape
 from valuepath.equations import parse
 from valuepath.plan import (
     Alias,
     Embedded,
     Finished,
     Item,
-    Parameter,
     Plan,
     Projected,
     Residency,
     Rows,
-    Shape,
     Store,
     Tokens,
     make_plan,
@@ -29,19 +26,6 @@ from valuepath.wiring import WiringError
 
 S = Store()
 V0 = Tokens(Projected(0))
-
-
-def shape(num_layers: int, windows: tuple[int | None, ...] | None = None, **changes: object) -> Shape:
-    """Every size is another prime (times the head structure): d=11, f=13, h=6, g=3, e=5, |V|=17."""
-    base = Shape(
-        hidden_size=11, intermediate_size=13, num_heads=6, num_kv_heads=3, head_dim=5, vocab_size=17,
-        windows=windows or (None,) * num_layers,
-    )  # fmt: skip
-    return replace(base, **changes)  # type: ignore[arg-type]
-
-
-def plan(text: str, num_layers: int, fold: str = "auto", windows: tuple[int | None, ...] | None = None, **changes: object) -> Plan:
-    return make_plan(parse(text, num_layers), shape(num_layers, windows, **changes), fold)  # type: ignore[arg-type]
 
 
 def values(made: Plan) -> list[Residency]:
@@ -56,7 +40,10 @@ def keys(made: Plan) -> list[Residency]:
 VALUES: dict[str, tuple[str, dict[str, list[Residency]]]] = {
     # equation for 4 layers -> fold -> residency of the values
     "ordinary": ("", {"auto": [S, S, S, S], "none": [S, S, S, S], "all": [V0, S, S, S]}),
-    "first value mixed in": ("v[1:] = 0.5*own + 0.5*tap(0)", {"auto": [S, S, S, S], "none": [S, S, S, S], "all": [V0, S, S, S]}),
+    "first value mixed in": (
+        "v[1:] = 0.5*own + 0.5*tap(0)",
+        {"auto": [S, S, S, S], "none": [S, S, S, S], "all": [V0, S, S, S]},
+    ),
     "first value only": ("v[1:] = tap(0)", {"auto": [V0] * 4, "none": [S, Alias(0), Alias(0), Alias(0)], "all": [V0] * 4}),
     "first value only, weighted": (
         "v[1] = 2*tap(0); v[2] = learn(1, per=channel)*tap(0); v[3] = budget(2)*tap(0)",
@@ -66,7 +53,10 @@ VALUES: dict[str, tuple[str, dict[str, list[Residency]]]] = {
         "v[1:] = shared(0)",
         {"auto": [V0] * 4, "none": [S, Alias(0), Alias(0), Alias(0)], "all": [V0] * 4},
     ),
-    "first value in the last layers": ("v[2:] = tap(0)", {"auto": [V0, S, V0, V0], "none": [S, S, Alias(0), Alias(0)], "all": [V0, S, V0, V0]}),
+    "first value in the last layers": (
+        "v[2:] = tap(0)",
+        {"auto": [V0, S, V0, V0], "none": [S, S, Alias(0), Alias(0)], "all": [V0, S, V0, V0]},
+    ),
     "second value only": (
         "v[2:] = tap(1)",
         {"auto": [S, S, Alias(1), Alias(1)], "none": [S, S, Alias(1), Alias(1)], "all": [V0, S, Alias(1), Alias(1)]},
@@ -86,7 +76,11 @@ VALUES: dict[str, tuple[str, dict[str, list[Residency]]]] = {
     ),
     "own projection of the embedding": (
         "v[2:] = embed",
-        {"auto": [S, S, Tokens(Embedded(2)), Tokens(Embedded(3))], "none": [S, S, S, S], "all": [V0, S, Tokens(Embedded(2)), Tokens(Embedded(3))]},
+        {
+            "auto": [S, S, Tokens(Embedded(2)), Tokens(Embedded(3))],
+            "none": [S, S, S, S],
+            "all": [V0, S, Tokens(Embedded(2)), Tokens(Embedded(3))],
+        },
     ),
     "projection of the embedding read by another layer": (
         "v[1] = embed; v[2:] = 0.5*shared(1)",
@@ -118,7 +112,11 @@ VALUES: dict[str, tuple[str, dict[str, list[Residency]]]] = {
     ),
     "sum of what the token determines": (
         "v[2:] = 0.5*tap(0) + learn(1)*table + embed",
-        {"auto": [V0, S, Tokens(Finished(2)), Tokens(Finished(3))], "none": [S, S, S, S], "all": [V0, S, Tokens(Finished(2)), Tokens(Finished(3))]},
+        {
+            "auto": [V0, S, Tokens(Finished(2)), Tokens(Finished(3))],
+            "none": [S, S, S, S],
+            "all": [V0, S, Tokens(Finished(2)), Tokens(Finished(3))],
+        },
     ),
     "such a sum read by other layers": (
         "v[1] = tap(0) + table; v[2] = 2*shared(1); v[3] = shared(2) - tap(0)",
@@ -173,14 +171,21 @@ VALUES: dict[str, tuple[str, dict[str, list[Residency]]]] = {
         "v[0] = renorm(own + table, axis=tensor); v[1:] = shared(0)",
         {fold: [S, Alias(0), Alias(0), Alias(0)] for fold in ("auto", "none", "all")},
     ),
-    "rescaled later": ("v[1:] = renorm(0.5*own + 0.5*tap(0), axis=head)", {"auto": [S] * 4, "none": [S] * 4, "all": [V0, S, S, S]}),
+    "rescaled later": (
+        "v[1:] = renorm(0.5*own + 0.5*tap(0), axis=head)",
+        {"auto": [S] * 4, "none": [S] * 4, "all": [V0, S, S, S]},
+    ),
     "the state before layer 0 is changed": (
         "x[0] = 2*own; v[1:] = tap(0)",
         {fold: [S, Alias(0), Alias(0), Alias(0)] for fold in ("auto", "none", "all")},
     ),
     "the state before layer 0 is changed, but x0 is not": (
         "x[0] = learn(1)*own; v[1:] = embed",
-        {"auto": [S, *[Tokens(Embedded(n)) for n in (1, 2, 3)]], "none": [S] * 4, "all": [S, *[Tokens(Embedded(n)) for n in (1, 2, 3)]]},
+        {
+            "auto": [S, *[Tokens(Embedded(n)) for n in (1, 2, 3)]],
+            "none": [S] * 4,
+            "all": [S, *[Tokens(Embedded(n)) for n in (1, 2, 3)]],
+        },
     ),
     "the state before later layers is changed": (
         "x[1:] = own + tap(0); v[1:] = tap(0)",
@@ -190,7 +195,7 @@ VALUES: dict[str, tuple[str, dict[str, list[Residency]]]] = {
         "out[1:] = 0.4*tap(v, 0) - 0.4*own(v)",
         {"auto": [S] * 4, "none": [S] * 4, "all": [V0, S, S, S]},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -211,7 +216,9 @@ def test_folding_names_each_table_once_in_order():
 
 
 def test_a_lone_source_keeps_its_weights_outside_and_a_chain_collects_them():
-    made = plan("v[0] = own; v[1] = 2*tap(0); v[2] = shared(1); v[3] = learn(1)*shared(2); v[4] = own + tap(0); v[5] = -shared(4)", 6)
+    made = plan(
+        "v[0] = own; v[1] = 2*tap(0); v[2] = shared(1); v[3] = learn(1)*shared(2); v[4] = own + tap(0); v[5] = -shared(4)", 6
+    )
     assert [layer.v_core for layer in made.layers] == [Projected(0)] * 4 + [Finished(4)] * 2
     assert [layer.v_scale for layer in made.layers] == [(), (1,), (1,), (3, 1), (), (5,)]
 
@@ -233,25 +240,42 @@ KEYS: dict[str, tuple[str, str | None, list[Residency], list[tuple[int, ...]]]] 
     "of the layer before": ("k[1::2] = shared(n-1)", None, [S, Alias(0), S, Alias(2)], [()] * 4),
     "of the layer before, normed with gain": ("k[1::2] = shared(n-1)", "gain", [S, Alias(0), S, Alias(2)], [()] * 4),
     "a chain": ("k[1:] = shared(n-1)", None, [S, Alias(0), Alias(0), Alias(0)], [()] * 4),
-    "a chain of weights": ("k[1] = 2*shared(0); k[2] = shared(1); k[3] = learn(1)*shared(2)", None, [S, Alias(0), Alias(0), Alias(0)], [(), (1,), (1,), (3, 1)]),
+    "a chain of weights": (
+        "k[1] = 2*shared(0); k[2] = shared(1); k[3] = learn(1)*shared(2)",
+        None,
+        [S, Alias(0), Alias(0), Alias(0)],
+        [(), (1,), (1,), (3, 1)],
+    ),
     "a raw key is finished the same way": ("k[1:] = tap(0)", None, [S, Alias(0), Alias(0), Alias(0)], [()] * 4),
     "so it is under a norm without gain": ("k[1:] = tap(0)", "plain", [S, Alias(0), Alias(0), Alias(0)], [()] * 4),
     "each layer's gain makes another key of it": ("k[1:] = tap(0)", "gain", [S, S, S, S], [()] * 4),
-    "a finished key under such a norm can be read": ("k[1] = tap(0); k[2:] = shared(1)", "gain", [S, S, Alias(1), Alias(1)], [()] * 4),
+    "a finished key under such a norm can be read": (
+        "k[1] = tap(0); k[2:] = shared(1)",
+        "gain",
+        [S, S, Alias(1), Alias(1)],
+        [()] * 4,
+    ),
     "a weight before the norm makes another key": ("k[1:] = 2*tap(0)", None, [S, S, S, S], [()] * 4),
     "a mix": ("k[1:] = 0.5*own + 0.5*tap(0)", None, [S, S, S, S], [()] * 4),
-    "a mix read by others": ("k[1] = own + tap(0); k[2:] = 2*shared(1)", None, [S, S, Alias(1), Alias(1)], [(), (), (2,), (3,)]),
+    "a mix read by others": (
+        "k[1] = own + tap(0); k[2:] = 2*shared(1)",
+        None,
+        [S, S, Alias(1), Alias(1)],
+        [(), (), (2,), (3,)],
+    ),
     "the raw key of a layer that mixes": ("k[1] = own + tap(0); k[2:] = tap(1)", None, [S, S, S, S], [()] * 4),
     "a sum of finished keys": ("k[2] = shared(0) + shared(1)", None, [S, S, S, S], [()] * 4),
     "a gate varies with the position": ("k[1:] = gate(1, 7)*shared(0)", None, [S, S, S, S], [()] * 4),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("text", "qk_norm", "expected", "scales"), KEYS.values(), ids=KEYS)
 def test_where_keys_live(text, qk_norm, expected, scales):
     made = plan(text, 4, qk_norm=qk_norm)
     assert keys(made) == expected
-    assert [layer.k_core for layer in made.layers] == [at.layer if isinstance(at, Alias) else n for n, at in enumerate(expected)]
+    assert [layer.k_core for layer in made.layers] == [
+        at.layer if isinstance(at, Alias) else n for n, at in enumerate(expected)
+    ]
     assert [layer.k_scale for layer in made.layers] == scales
 
 
@@ -316,7 +340,10 @@ HANDED = {
         "v[1:] = own + sum(tap(i) for i in range(n))",
         [set(), items("tap v 0"), items("tap v 0", "tap v 1"), items("tap v 0", "tap v 1", "tap v 2")],
     ),
-    "finished keys and values": ("kv[1::2] = shared(n-1)", [set(), items("shared k 0", "shared v 0"), set(), items("shared k 2", "shared v 2")]),
+    "finished keys and values": (
+        "kv[1::2] = shared(n-1)",
+        [set(), items("shared k 0", "shared v 0"), set(), items("shared k 2", "shared v 2")],
+    ),
     "finished values with the weight outside": (
         "v[1] = 2*own; v[2] = shared(1); v[3] = own + shared(2)",
         [set(), set(), items("shared v 1", "scale v 1"), items("shared v 2", "scale v 2")],
@@ -325,7 +352,10 @@ HANDED = {
         "k[1] = 2*shared(0); k[2] = shared(1)",
         [set(), items("shared k 0"), items("shared k 1", "scale k 1"), set()],
     ),
-    "a mix has its weights inside": ("v[1] = 2*own + tap(0); v[2] = 2*shared(1)", [set(), items("tap v 0"), items("shared v 1"), set()]),
+    "a mix has its weights inside": (
+        "v[1] = 2*own + tap(0); v[2] = 2*shared(1)",
+        [set(), items("tap v 0"), items("shared v 1"), set()],
+    ),
     "concatenated": (
         "v[1] = 2*own; kv[2] = concat(own, shared(1), shared(0))",
         [set(), set(), items("shared k 1", "shared v 1", "scale v 1", "shared k 0", "shared v 0"), set()],
@@ -336,7 +366,7 @@ HANDED = {
     ),
     "states": ("x[2] = own + tap(0)", [set(), set(), items("tap x 0"), set()]),
     "after attention": ("out[2:] = tap(v, 1)", [set(), set(), items("tap v 1"), items("tap v 1")]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("text", "expected"), HANDED.values(), ids=HANDED)
@@ -349,205 +379,6 @@ def test_what_a_layer_receives_is_what_earlier_ones_provide(text, expected):
         assert set(layer.provides) == wanted
 
 
-# -------------------------------------------------------------------------------------------------------- parameters
-def named(made: Plan, part: str = "") -> dict[str, Parameter]:
-    found = {parameter.name: parameter for parameter in made.parameters if part in parameter.name}
-    assert len(found) == sum(part in parameter.name for parameter in made.parameters), "two parameters of one name"
-    return found
-
-
-def shapes(made: Plan, part: str = "") -> dict[str, tuple[int, ...]]:
-    return {name: parameter.shape for name, parameter in named(made, part).items()}
-
-
-def test_every_parameter_of_an_ordinary_model_of_one_layer():
-    layer = "model.layers.0"
-    assert shapes(plan("", 1)) == {
-        "model.embed_tokens.weight": (17, 11),
-        f"{layer}.input_layernorm.weight": (11,),
-        f"{layer}.post_attention_layernorm.weight": (11,),
-        f"{layer}.self_attn.q_proj.weight": (30, 11),
-        f"{layer}.self_attn.k_proj.weight": (15, 11),
-        f"{layer}.self_attn.v_proj.weight": (15, 11),
-        f"{layer}.self_attn.o_proj.weight": (11, 30),
-        f"{layer}.mlp.gate_proj.weight": (13, 11),
-        f"{layer}.mlp.up_proj.weight": (13, 11),
-        f"{layer}.mlp.down_proj.weight": (11, 13),
-        "model.norm.weight": (11,),
-        "lm_head.weight": (17, 11),
-    }
-
-
-def test_every_parameter_of_the_other_style():
-    layer = "model.layers.0"
-    made = plan(
-        "", 1, mlp="relu2", norm_gain=False, qk_norm="gain", tied=True, attention_bias=True, output_bias=True, mlp_bias=True
-    )  # fmt: skip
-    assert shapes(made) == {
-        "model.embed_tokens.weight": (17, 11),
-        f"{layer}.self_attn.q_proj.weight": (30, 11),
-        f"{layer}.self_attn.q_proj.bias": (30,),
-        f"{layer}.self_attn.k_proj.weight": (15, 11),
-        f"{layer}.self_attn.k_proj.bias": (15,),
-        f"{layer}.self_attn.v_proj.weight": (15, 11),
-        f"{layer}.self_attn.v_proj.bias": (15,),
-        f"{layer}.self_attn.q_norm.weight": (5,),
-        f"{layer}.self_attn.k_norm.weight": (5,),
-        f"{layer}.self_attn.o_proj.weight": (11, 30),
-        f"{layer}.self_attn.o_proj.bias": (11,),
-        f"{layer}.mlp.up_proj.weight": (13, 11),
-        f"{layer}.mlp.up_proj.bias": (13,),
-        f"{layer}.mlp.down_proj.weight": (11, 13),
-        f"{layer}.mlp.down_proj.bias": (11,),
-    }
-    assert named(made)["model.embed_tokens.weight"].products == 1  # the head
-
-
-PROJECTIONS = {
-    "first value only": ("v[1:] = tap(0)", ["qkv", "qk", "qk"]),
-    "tables": ("v = table", ["qk", "qk", "qk"]),
-    "projected embedding": ("v[1:] = embed", ["qkv", "qkv", "qkv"]),
-    "keys and values shared": ("kv[1:] = shared(0)", ["qkv", "q", "q"]),
-    "nothing of its own": ("kv[2] = shared(0); q[2] = tap(0)", ["qkv", "qkv", ""]),
-    "own in a sum": ("v[1:] = own + table; k[2] = own + tap(0)", ["qkv", "qkv", "qkv"]),
-    "concatenated": ("kv[1:] = concat(own, shared(0))", ["qkv", "qkv", "qkv"]),
-}
-
-
-@pytest.mark.parametrize(("text", "expected"), PROJECTIONS.values(), ids=PROJECTIONS)
-def test_a_projection_exists_where_something_reads_it(text, expected):
-    made = plan(text, 3, attention_bias=True)
-    assert ["".join(layer.projections) for layer in made.layers] == expected
-    for n, streams in enumerate(expected):
-        for stream in "qkv":
-            for part in ("weight", "bias"):
-                assert (f"model.layers.{n}.self_attn.{stream}_proj.{part}" in named(made)) == (stream in streams)
-        assert f"model.layers.{n}.self_attn.o_proj.weight" in named(made)
-
-
-def test_a_key_norm_exists_where_a_raw_key_is_finished():
-    made = plan("k[1] = shared(0); k[2] = tap(0); q[1] = tap(0); q[2] = shared(0)", 3, qk_norm="gain")
-    assert list(named(made, "_norm.weight")) == [
-        "model.layers.0.self_attn.q_norm.weight",
-        "model.layers.0.self_attn.k_norm.weight",
-        "model.layers.1.self_attn.q_norm.weight",
-        "model.layers.2.self_attn.k_norm.weight",
-    ]
-    assert named(plan("", 2, qk_norm="plain"), "_norm") == {}
-
-
-def test_tables_and_the_shared_table():
-    made = plan("v[1] = table + table(shared); v[2] = learn(1)*table(shared); v[3] = own + 0.5*table", 4)
-    assert shapes(made, "v_table") == {
-        "model.v_table.weight": (17, 15),
-        "model.layers.1.self_attn.v_table.weight": (17, 15),
-        "model.layers.3.self_attn.v_table.weight": (17, 15),
-    }
-    assert {parameter.role for parameter in named(made, "v_table").values()} == {"table"}
-    assert made.shared_table
-    assert made.needs_ids
-    assert not plan("v = table", 2).shared_table
-    assert not plan("v[1:] = tap(0) + embed", 2).needs_ids
-    assert plan("v[1:] = tap(0) + embed", 2).needs_embed
-    assert not plan("v[1:] = table", 2).needs_embed
-
-
-def test_coefficients_gates_and_budgets_have_names_shapes_and_starts():
-    made = plan(
-        "x[1:] = learn(1)*own + learn(0.25, per=channel)*tap(0)\n"
-        "q[1] = learn(0.5)*own + learn(0.25, per=head)*tap(0)\n"
-        "k[1] = learn(0.5, per=channel)*own + gate(2, 7)*tap(0)\n"
-        "v[1] = learn(0.5)*own + learn(0.1, per=head)*tap(0) + learn(0.2, per=channel)*table + 2*embed + gate(3, 7)*table(shared)"
-        " - budget(N)*shared(0)\n"
-        "a[1] = learn(1)*own + learn(0, per=head)*shared(0)\n"
-        "out[1] = learn(0.4)*tap(v, 0) - learn(0.4, per=head)*final(v) + gate(1, 3)*own(v) \n"
-        "skip_attn[1] = learn(1); skip_mlp[1] = learn(0.75, per=channel); skip_mlp[0] = 0.5",
-        2,
-    )
-    at = "model.layers.1"
-    attention = f"{at}.self_attn"
-    assert shapes(made, ".coefficients.") == {
-        f"{at}.mix_x.coefficients.own": (),
-        f"{at}.mix_x.coefficients.tap_0": (11,),
-        f"{attention}.mix_q.coefficients.own": (),
-        f"{attention}.mix_q.coefficients.tap_0": (6, 1),
-        f"{attention}.mix_k.coefficients.own": (3, 5),
-        f"{attention}.mix_v.coefficients.own": (),
-        f"{attention}.mix_v.coefficients.tap_0": (3, 1),
-        f"{attention}.mix_v.coefficients.table": (3, 5),
-        f"{attention}.mix_a.coefficients.own": (),
-        f"{attention}.mix_a.coefficients.shared_0": (6, 1),
-        f"{attention}.mix_out.coefficients.tap_0": (),
-        f"{attention}.mix_out.coefficients.final": (3, 1),
-        "model.mix_x.coefficients.own": (),
-        "model.mix_x.coefficients.tap_0": (11,),
-    }
-    assert shapes(made, ".gates.") == {
-        f"{attention}.mix_k.gates.tap_0.weight": (3, 7),
-        f"{attention}.mix_v.gates.table_shared.weight": (3, 7),
-        f"{attention}.mix_out.gates.own.weight": (3, 3),
-    }
-    assert shapes(made, "skip_") == {f"{at}.skip_attn": (), f"{at}.skip_mlp": (11,)}
-    assert shapes(made, "budgets") == {"model.budgets.0.scale": (), "model.budgets.0.logits": (2,)}
-    starts = {name: parameter.start for name, parameter in named(made).items() if parameter.role == "coefficient"}
-    assert starts[f"{at}.mix_x.coefficients.tap_0"] == 0.25
-    assert starts[f"{attention}.mix_out.coefficients.final"] == -0.4
-    assert starts[f"{at}.skip_mlp"] == 0.75
-    assert (starts["model.budgets.0.scale"], starts["model.budgets.0.logits"]) == (-2.0, 0.0)
-    assert {parameter.role for parameter in named(made, ".gates.").values()} == {"gate"}
-    assert all(parameter.products == 1 for parameter in named(made, ".gates.").values())
-
-
-def test_fixed_numbers_are_no_parameters():
-    assert shapes(plan("v[1:] = 0.5*own + 0.5*tap(0); skip_attn = 0.5", 3)) == shapes(plan("", 3))
-
-
-def test_one_budget_is_one_scale_and_one_logit_a_layer():
-    made = plan("v[1:] = own + budget(N)*tap(0); k[1:] = budget(2)*own + budget(3)*tap(0)", 5)
-    assert sorted(made.budgets.values()) == [2.0, 3.0, 5.0]
-    assert len(named(made, "budgets")) == 6
-    assert {shape for name, shape in shapes(made, "logits").items()} == {(5,)}
-
-
-def test_roles_and_products_of_an_ordinary_layer():
-    made = plan("", 1)
-    roles = {name.split(".")[-2]: (parameter.role, parameter.products) for name, parameter in named(made).items()}
-    assert roles == {
-        "embed_tokens": ("embedding", 0), "input_layernorm": ("norm", 0), "post_attention_layernorm": ("norm", 0), "norm": ("norm", 0),
-        "q_proj": ("matrix", 1), "k_proj": ("matrix", 1), "v_proj": ("matrix", 1), "o_proj": ("matrix", 1),
-        "gate_proj": ("matrix", 1), "up_proj": ("matrix", 1), "down_proj": ("matrix", 1), "lm_head": ("head", 1),
-    }  # fmt: skip
-
-
-EMBED = {
-    # equation for 3 layers: layer 1's products of W_V, and whether the two inputs are added first
-    "only V": ("v[1] = own", 1, False),
-    "only x0 W_V": ("v[1] = embed", 1, False),
-    "both with scalars": ("v[1] = 0.5*own + learn(0.5)*embed", 1, True),
-    "both and another source": ("v[1] = own + embed + tap(0)", 1, True),
-    "both with a budget": ("v[1] = budget(2)*own + embed", 1, True),
-    "a coefficient a head is after the projection": ("v[1] = learn(1, per=head)*own + embed", 2, False),
-    "a coefficient a channel too": ("v[1] = own + learn(1, per=channel)*embed", 2, False),
-    "a gate too": ("v[1] = own + gate(1, 7)*embed", 2, False),
-    "a coefficient a head on something else": ("v[1] = own + embed + learn(1, per=head)*tap(0)", 1, True),
-    "another layer reads V": ("v[1] = own + embed; v[2] = own + tap(1)", 2, False),
-    "another layer reads V after attention": ("v[1] = own + embed; out[2] = tap(v, 1)", 2, False),
-    "the layer itself reads V after attention": ("v[1] = own + embed; out[1] = own(v)", 2, False),
-    "another layer reads the mix": ("v[1] = own + embed; v[2] = own + shared(1)", 1, True),
-    "another layer reads the raw key": ("v[1] = own + embed; k[2] = own + tap(1)", 1, True),
-    "rescaled to V": ("v[1] = renorm(own + embed)", 2, False),
-    "no value projection": ("v[1] = table", 0, False),
-}
-
-
-@pytest.mark.parametrize(("text", "products", "fuses"), EMBED.values(), ids=EMBED)
-def test_both_inputs_of_one_projection_are_added_first_where_that_is_the_same(text, products, fuses):
-    layer = plan(text, 3).layers[1]
-    assert (layer.value_products, layer.fuses_embed) == (products, fuses)
-    found = named(plan(text, 3)).get("model.layers.1.self_attn.v_proj.weight")
-    assert (found.products if found else 0) == products
-
-
 # --------------------------------------------------------------------------------------------- what a plan refuses
 def test_attention_of_unequal_windows_cannot_be_mixed():
     with pytest.raises(WiringError) as caught:
@@ -555,7 +386,7 @@ def test_attention_of_unequal_windows_cannot_be_mixed():
     assert (caught.value.stream, caught.value.layer) == ("a", 2)
     assert "layer 2 attends to all positions and layer 0 to 5 positions" in str(caught.value)
     with pytest.raises(WiringError, match="unequal windows"):
-        plan("a[2] = shared(1)", 3, windows=(None, 3, 5))
+        plan("a[2] = own + shared(1)", 3, windows=(None, 3, 5))
     made = plan("a[2] = 0.5*own + 0.5*tap(0)", 3, windows=(5, None, 5))
     assert made.needs_attention_matrix
     assert not plan("v[1:] = tap(0)", 3).needs_attention_matrix

@@ -8,6 +8,7 @@ two layers whose content is the same up to outside weights have values whose rat
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from hypothesis import given, settings
@@ -74,6 +75,8 @@ def mixes(draw: st.DrawFn, stream: str, n: int, raw: list[int], extra: tuple[Sou
     source = st.sampled_from([kind for kind in kinds if kind]).flatmap(st.sampled_from)
     most = draw(st.sampled_from([1, 1, 2, 3]))
     chosen = draw(st.lists(source, min_size=1, max_size=most, unique=True))
+    if stream == "x" and Own() not in chosen:
+        chosen.append(Own())  # else nothing might read what arrives
     if stream in "qk" and any(isinstance(s, Shared) for s in chosen):
         chosen = [s for s in chosen if isinstance(s, Shared)]
     if sum(isinstance(s, Table) and not s.shared for s in chosen) > 1:
@@ -205,7 +208,7 @@ class Simulation:
             own = self.projected("v", n)
             axes = {"token": (1, 2), "head": (2,), "tensor": (0, 1, 2)}[mix.renorm]
             pieces = []
-            for start, end in zip(BOUNDS[:-1], BOUNDS[1:], strict=True):
+            for start, end in pairwise(BOUNDS):
                 size = [np.sqrt((a[start:end] ** 2).sum(axis=axes, keepdims=True)) for a in (own, total)]
                 pieces.append(total[start:end] * size[0] / size[1])
             return np.concatenate(pieces)
@@ -221,7 +224,8 @@ class Simulation:
             raw = raw * self.random(("gain", n), WIDTH)
         angle = 0.3 * np.concatenate([np.arange(len(s)) for s in SEQUENCES])[:, None]
         first, second, rest = raw[..., 0], raw[..., 1], raw[..., 2:]
-        turned = np.stack([first * np.cos(angle) - second * np.sin(angle), first * np.sin(angle) + second * np.cos(angle)], axis=-1)
+        cos, sin = np.cos(angle), np.sin(angle)
+        turned = np.stack([first * cos - second * sin, first * sin + second * cos], axis=-1)
         return np.concatenate([turned, rest], axis=-1)
 
     def key(self, n: int) -> np.ndarray:
@@ -405,7 +409,9 @@ def test_a_layer_has_the_parameters_that_its_equation_names_and_no_others(plan):
     budgets = {term.weight.group for _, _, mix in plan.wiring.mixes() for term in mix if isinstance(term.weight, Budget)}
     expected = {f"model.budgets.{group}.{part}" for group in budgets for part in ("scale", "logits")}
     for stream, n, mix in plan.wiring.mixes():
-        at = "model.mix_x" if n == plan.num_layers else f"model.layers.{n}." + ("mix_x" if stream == "x" else f"self_attn.mix_{stream}")
+        at = f"model.layers.{n}.mix_x" if stream == "x" else f"model.layers.{n}.self_attn.mix_{stream}"
+        if n == plan.num_layers:
+            at = "model.mix_x"
         for term in mix:
             source = term.source
             label = type(source).__name__.lower()

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from models import VOCABULARY, in_pieces, left_padding, randomise, tokens
 
 import valuepath as vp
+from models import VOCABULARY, in_pieces, left_padding, randomise, tokens
 from valuepath.wiring import (
     OWN,
     Budget,

@@ -7,12 +7,12 @@ loads its checkpoints without remote code.
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from valuepath.config import ValuePathConfig
+from valuepath.equations import parse
 from valuepath.infer.cache import CacheBytes, ValuePathCache
 from valuepath.model.modeling import ValuePathForCausalLM, ValuePathModel
 from valuepath.plan import Plan, Shape, make_plan
 from valuepath.variants import Preset, variants
 from valuepath.wiring import Wiring, WiringError
-from valuepath.equations import parse
 
 AutoConfig.register(ValuePathConfig.model_type, ValuePathConfig, exist_ok=True)
 AutoModel.register(ValuePathConfig, ValuePathModel, exist_ok=True)

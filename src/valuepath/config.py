@@ -137,12 +137,21 @@ class ValuePathConfig(PreTrainedConfig):
         self._refuse_unknown(kwargs)
         if self.style not in STYLES:
             raise ValueError(f"style={self.style!r}: expected {' or '.join(STYLES)}{nearest(self.style, [*STYLES])}")
+        if self.qk_norm == "none" and self.qk_norm_scale is None:
+            self.qk_norm_scale = 1.0  # the scale follows the norm
         for name, value in STYLES[self.style].items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
         self._one_of("mlp", ("swiglu", "relu2"))
         self._one_of("qk_norm", ("none", "plain", "gain"))
         self._one_of("fold", ("auto", "none", "all"))
+        if not self.qk_norm_scale or self.qk_norm_scale < 0 or (self.qk_norm == "none" and self.qk_norm_scale != 1):
+            raise ValueError(
+                f"qk_norm_scale={self.qk_norm_scale} with qk_norm={self.qk_norm!r}: expected a positive factor after a norm, "
+                "and 1 without one"
+            )
+        if self.logit_softcap is None or self.logit_softcap < 0:
+            raise ValueError(f"logit_softcap={self.logit_softcap}: expected a positive cap, or 0 for none")
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"):
             self._at_least_one(name)
         if self.num_key_value_heads is None:
@@ -264,4 +273,3 @@ class ValuePathConfig(PreTrainedConfig):
             )
         self.layer_windows = windows
         self.layer_types = ["full_attention" if window is None else "sliding_attention" for window in windows]
-

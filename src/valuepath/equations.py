@@ -26,6 +26,7 @@ import difflib
 import math
 import warnings
 from dataclasses import replace
+from typing import Any
 
 from valuepath.wiring import (
     NOTHING,
@@ -234,7 +235,8 @@ class _Parser:
         if isinstance(node, ast.Name):
             if node.id in scope:
                 return scope[node.id]
-            raise self.error(node, f"unknown number {node.id!r}; expected a number, {', '.join(scope)}{nearest(node.id, [*scope])}")
+            expected = f"a number, {', '.join(scope)}{nearest(node.id, [*scope])}"
+            raise self.error(node, f"unknown number {node.id!r}; expected {expected}")
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
             value = self.number(node.operand, scope)
             return -value if isinstance(node.op, ast.USub) else value
@@ -277,7 +279,7 @@ class _Parser:
         return value
 
     # -------------------------------------------------------------------------------------------- right sides
-    def right(self, stream: str, n: int, node: ast.expr) -> dict[str, object]:
+    def right(self, stream: str, n: int, node: ast.expr) -> dict[str, Any]:
         scope: Scope = {"n": n, "N": self.N}
         if stream == "kv":
             return self.keys_and_values(node, scope)
@@ -299,7 +301,7 @@ class _Parser:
         self.terms(stream, node, scope, 1.0, terms)
         return {stream: Mix(tuple(terms), renorm) if terms else NOTHING}  # type: ignore[arg-type]
 
-    def keys_and_values(self, node: ast.expr, scope: Scope) -> dict[str, object]:
+    def keys_and_values(self, node: ast.expr, scope: Scope) -> dict[str, Any]:
         if self.call_name(node) == "shared":
             source = self.source("k", node, scope)
             return {"k": Mix((Term(source),)), "v": Mix((Term(source),)), "kv": ()}
@@ -379,7 +381,9 @@ class _Parser:
         weight: Weight = Fixed(factor)
         if weight_node is not None:
             if abs(factor) != 1:
-                raise self.error(weight_node, f"put the number inside: a learned weight starts at its own value, not {factor:g} times it")
+                raise self.error(
+                    weight_node, f"put the number inside: a learned weight starts at its own value, not {factor:g} times it"
+                )
             weight = self.weight(weight_node, scope, factor)
         into.append(Term(source, weight))
 
@@ -423,7 +427,8 @@ class _Parser:
         if name not in words:
             known = name in (*_SOURCE_WORDS, *_WEIGHT_WORDS, *_OTHER_WORDS, "final")
             reason = f"{name!r} does not belong here" if known else f"unknown word {name!r}"
-            raise self.error(node, f"{reason}; expected {expected}{'' if known else nearest(name, [*words, *_WEIGHT_WORDS, *_OTHER_WORDS])}")
+            hint = "" if known else nearest(name, [*words, *_WEIGHT_WORDS, *_OTHER_WORDS])
+            raise self.error(node, f"{reason}; expected {expected}{hint}")
         source = self.out_source(name, node, scope) if stream == "out" else self.plain_source(name, node, scope)
         if not isinstance(source, SOURCES[stream]):
             may = ", ".join(kind.__name__.lower() for kind in SOURCES[stream])
@@ -451,7 +456,8 @@ class _Parser:
         self.arguments(node, 1, (), f"{name}(i)")
         layer = self.whole(node.args[0], scope)
         if not 0 <= layer < self.N:
-            raise self.error(node.args[0], f"{name}({layer}): there is no layer {layer}; layers are counted from 0 to {self.N - 1}")
+            reason = f"{name}({layer}): there is no layer {layer}; layers are counted from 0 to {self.N - 1}"
+            raise self.error(node.args[0], reason)
         return Tap(layer) if name == "tap" else Shared(layer)
 
     def out_source(self, name: str, node: ast.expr, scope: Scope) -> Source:

@@ -256,7 +256,10 @@ def check(wiring: Wiring) -> None:
     budgets: dict[int, float] = {}
     for stream, n, mix in wiring.mixes():
         for term in mix:
-            if isinstance(term.weight, Budget) and budgets.setdefault(term.weight.group, term.weight.total) != term.weight.total:
+            if (
+                isinstance(term.weight, Budget)
+                and budgets.setdefault(term.weight.group, term.weight.total) != term.weight.total
+            ):
                 raise WiringError(
                     f"budget group {term.weight.group} has two totals; give each total its own group", stream=stream, layer=n
                 )
@@ -296,9 +299,7 @@ def _check_earlier(wiring: Wiring, stream: str, n: int, i: int, word: str) -> No
     if not isinstance(i, int) or isinstance(i, bool):
         raise WiringError(f"{word}(...) takes a whole layer number, not {i!r}", stream=stream, layer=n)
     if i < 0 or i > last:
-        raise WiringError(
-            f"{word}({i}): there is no layer {i}; layers are counted from 0 to {last}", stream=stream, layer=n
-        )
+        raise WiringError(f"{word}({i}): there is no layer {i}; layers are counted from 0 to {last}", stream=stream, layer=n)
     if i >= n:
         kind = "itself" if i == n else "a later layer"
         cycle = ", which would be a cycle" if word == "shared" else ""

@@ -100,7 +100,7 @@ class ValuePathCache(Cache):
         """Whether attention in this layer takes all its values by token id, those of the new positions included."""
         return isinstance(self.plan.layers[layer_idx].v, Tokens) and self._length > 0
 
-    def update(  # type: ignore[override]
+    def update(
         self, key_states: Tensor, value_states: Tensor | None, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Write a layer's new keys and values (B, g, T, e) where the plan stores them, and return all that it attends over.
@@ -284,7 +284,7 @@ class _LayerView(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: buffers are made when they are first written."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         return self._cache.update(key_states, value_states, self._layer)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

@@ -129,7 +129,7 @@ class TokenValues:
                 found += attention.v_proj.parameters()
             case Projected():
                 found += [*attention.v_proj.parameters(), *model.layers[0].input_layernorm.parameters()]
-            case Finished(layer):
+            case Finished():
                 found += model.layers[0].input_layernorm.parameters()
                 for name in ("v_proj", "v_table", "mix_v"):
                     if hasattr(attention, name):
@@ -153,5 +153,3 @@ class TokenValues:
 def _version(tensor: Tensor) -> int:
     """PyTorch's count of in-place changes; tensors made in inference mode have none and cannot be trained."""
     return -1 if tensor.is_inference() else tensor._version
-
-

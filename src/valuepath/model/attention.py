@@ -81,6 +81,11 @@ class Attention(nn.Module):
     """
 
     is_causal = True
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    v_table: nn.Embedding
+    mix_v: Mixer
 
     def __init__(self, config: ValuePathConfig, plan: Plan, layer: int) -> None:
         super().__init__()
@@ -93,6 +98,7 @@ class Attention(nn.Module):
         self.head_dim = shape.head_dim
         self.num_key_value_groups = shape.num_heads // shape.num_kv_heads
         self.scaling = shape.head_dim**-0.5
+        self.qk_scale = float(config.qk_norm_scale or 1.0)
         self.budgets = tuple(plan.budgets)
         self.forms_matrix = not self.wiring.a.is_plain or any(item.stream == "a" for item in self.plan.provides)
         d = shape.hidden_size
@@ -121,7 +127,7 @@ class Attention(nn.Module):
         """Norm, scale and RoPE of a raw query or key."""
         norm = getattr(self, f"{stream}_norm", None)
         x = x if norm is None else norm(x)
-        return times(float(self.config.qk_norm_scale or 1.0), rotate(x, cos, sin))
+        return times(self.qk_scale, rotate(x, cos, sin))
 
     def _mixer(self, stream: str) -> Mixer:
         return getattr(self, f"mix_{stream}")
@@ -145,7 +151,7 @@ class Attention(nn.Module):
             sources = [self._shared(stream, term.source, env) for term in mix]
             return self._sum(stream, sources, budgets, h), None, raw
         sources = [raw if isinstance(term.source, Own) else env[item_key("tap", stream, term.source.layer)] for term in mix]  # type: ignore[union-attr,misc]
-        return self.finish(stream, self._sum(stream, sources, budgets, h), cos, sin), None, raw  # type: ignore[arg-type]
+        return self.finish(stream, self._sum(stream, sources, budgets, h), cos, sin), None, raw
 
     def _shared(self, stream: str, source: Source, env: Env) -> Tensor:
         """Another layer's finished stream with its outside weight."""
@@ -188,7 +194,8 @@ class Attention(nn.Module):
 
     def _fused_value(self, h: Tensor, env: Env, budgets: Mapping[int, Tensor], ids: Tensor | None) -> Tensor:
         """``(a h + b x0) W + (a + b) bias``: one product for ``a V_n + b x0 W_V``; other terms are added after it."""
-        mixer, total, bias, rest = self._mixer("v"), None, 0.0, []
+        mixer, total, rest = self._mixer("v"), None, []
+        bias: Factor = 0.0
         for term in self.wiring.v:
             weight = mixer.weight(term, budgets, h)
             if isinstance(term.source, Own | Embed):
@@ -272,9 +279,7 @@ class Attention(nn.Module):
 
     def _value_is_read(self) -> bool:
         """Whether somebody needs the value of the new positions besides attention."""
-        return bool(self.wiring.out.terms) or any(
-            item.stream == "v" and item.kind != "scale" for item in self.plan.provides
-        )
+        return bool(self.wiring.out.terms) or any(item.stream == "v" and item.kind != "scale" for item in self.plan.provides)
 
     def _per_query_head(self, factor: Factor, dims_after: int) -> Factor:
         """A weight per key/value head or channel as it multiplies query heads: (h, 1) or (h, e); with ``dims_after`` 1 as
@@ -350,11 +355,15 @@ class Attention(nn.Module):
                 **kwargs,
             )
         raw = attention_weights(query, keys, mask, self.scaling)
-        kinds = {Tap: "tap", Shared: "shared"}
-        sources = [
-            raw if isinstance(term.source, Own) else env[item_key(kinds[type(term.source)], "a", term.source.layer)]  # type: ignore[index,arg-type,union-attr]
-            for term in self.wiring.a
-        ]
+        sources = []
+        for term in self.wiring.a:
+            match term.source:
+                case Own():
+                    sources.append(raw)
+                case Tap(layer):
+                    sources.append(env[item_key("tap", "a", layer)])
+                case Shared(layer):
+                    sources.append(env[item_key("shared", "a", layer)])
         weights = self._sum("a", sources, budgets, None)
         given[item_key("tap", "a", self.layer_idx)] = raw
         given[item_key("shared", "a", self.layer_idx)] = weights
@@ -386,4 +395,3 @@ class Attention(nn.Module):
 
 def _unshared_tables(mix: Mix) -> list[Table]:
     return [Table() for term in mix if isinstance(term.source, Table) and not term.source.shared]
-

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from valuepath.model.norm import compute_dtype
-from valuepath.plan import Shape, coefficient_shape, source_label, stream_heads
+from valuepath.parameters import coefficient_shape, source_label, stream_heads
+from valuepath.shape import Shape
 from valuepath.wiring import Axis, Budget, Fixed, Gate, Learn, Mix, Term, Weight
 
 Factor = Tensor | float

@@ -43,9 +43,7 @@ class Masks:
             self.of_layer.append(group)
         self.configs = {window: _WindowConfig(config, window) for window, _ in self.groups}
 
-    def __call__(
-        self, inputs: Tensor, attention_mask: Any, cache: Cache | None, position_ids: Tensor
-    ) -> list[Tensor | None]:
+    def __call__(self, inputs: Tensor, attention_mask: Any, cache: Cache | None, position_ids: Tensor) -> list[Tensor | None]:
         """One mask (or None for plain causal attention) per layer.
 
         Args:
@@ -53,7 +51,9 @@ class Masks:
             attention_mask: None, (B, past + T) with 0 for padding, (B, 1, T, S) as it is, or a dictionary with
                 ``full_attention`` and ``sliding_attention``.
         """
-        made = {group: self._mask(group, layer, inputs, attention_mask, cache, position_ids) for group, layer in self.groups.items()}
+        made = {
+            group: self._mask(group, layer, inputs, attention_mask, cache, position_ids) for group, layer in self.groups.items()
+        }
         return [made[group] for group in self.of_layer]
 
     def _mask(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,13 +21,14 @@ from valuepath.model.init import Initializer
 from valuepath.model.masks import Masks
 from valuepath.model.norm import RMSNorm, compute_dtype, rms_norm
 from valuepath.model.rope import RotaryEmbedding
+from valuepath.plan import Plan
 
 logger = logging.get_logger(__name__)
 
 
 def causal_lm_loss(
     logits: Tensor,
-    labels: Tensor,
+    labels: Tensor | None,
     num_items_in_batch: Tensor | int | None = None,
     ignore_index: int = -100,
     shift_labels: Tensor | None = None,
@@ -41,6 +42,7 @@ def causal_lm_loss(
         shift_labels: labels that are already shifted, instead of ``labels``.
     """
     if shift_labels is None:
+        assert labels is not None
         shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
     flat = logits.to(compute_dtype(logits.dtype)).flatten(0, -2)
     target = shift_labels.to(flat.device).flatten()
@@ -99,7 +101,7 @@ class ValuePathPreTrainedModel(PreTrainedModel):
     def _initializer(self) -> Initializer:
         seed = self.config.init_seed
         return Initializer(
-            self.base_model.plan,
+            cast(ValuePathModel, self.base_model).plan,
             self.config.initializer_range,
             self.config.rms_norm_eps,
             torch.initial_seed() if seed is None else seed,
@@ -114,7 +116,8 @@ class ValuePathPreTrainedModel(PreTrainedModel):
         New rows are drawn around the mean of the old ones; with ``mean_resizing=False`` they are those that a new model of
         the new size starts with.
         """
-        base, before = self.base_model, self.config.vocab_size
+        base: Any = self.base_model
+        before = self.config.vocab_size
         embedding = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         after = self.config.vocab_size
         if after == before:
@@ -122,7 +125,7 @@ class ValuePathPreTrainedModel(PreTrainedModel):
         base.plan = self.config.plan()
         for module in self.modules():
             if isinstance(getattr(module, "v_table", None), nn.Embedding):
-                self._get_resized_embeddings(module.v_table, after, mean_resizing=mean_resizing)
+                self._get_resized_embeddings(cast(nn.Embedding, module.v_table), after, mean_resizing=mean_resizing)
         base.token_values.invalidate()
         if not mean_resizing:
             initial = self._initializer()
@@ -134,6 +137,10 @@ class ValuePathPreTrainedModel(PreTrainedModel):
 
 class ValuePathModel(ValuePathPreTrainedModel):
     """Token ids to hidden states; ``plan`` is what the config's equation amounts to."""
+
+    plan: Plan
+    layers: Any  # of Block; nn.ModuleList has no element type
+    v_table: nn.Embedding
 
     def __init__(self, config: ValuePathConfig) -> None:
         super().__init__(config)
@@ -352,7 +359,7 @@ class ValuePathForCausalLM(ValuePathPreTrainedModel, GenerationMixin):
         return self.lm_head
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        self.lm_head = new_embeddings  # type: ignore[assignment]
+        self.lm_head = new_embeddings
 
     @property
     def token_values(self) -> TokenValues:
@@ -410,7 +417,7 @@ class ValuePathForCausalLM(ValuePathPreTrainedModel, GenerationMixin):
             logits = cap * torch.tanh(logits.to(compute_dtype(logits.dtype)) / cap)
         loss = None
         if labels is not None or shift_labels is not None:
-            loss = causal_lm_loss(logits, labels, num_items_in_batch, shift_labels=shift_labels)  # type: ignore[arg-type]
+            loss = causal_lm_loss(logits, labels, num_items_in_batch, shift_labels=shift_labels)
         output = CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
@@ -443,4 +450,5 @@ class ValuePathForCausalLM(ValuePathPreTrainedModel, GenerationMixin):
                 made.activate_past_recording()
             model_kwargs[CACHE_NAME] = made
             return None
-        return super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        parent: Any = super()
+        return parent._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
