@@ -65,6 +65,26 @@ def test_every_parameter_is_trained(name, fields):
             assert (gradient != 0).all(), parameter
 
 
+@pytest.mark.parametrize("fields", [GQA, NANOCHAT], ids=["llama_gqa", "nanochat"])
+@pytest.mark.parametrize("name", PRESETS)
+def test_gradients_are_slopes(name, fields):
+    """``(f(p + s r) - f(p - s r)) / 2 s = r . grad f``. A cast to float32 anywhere would leave noise of 1e-7 / s = 0.1."""
+    model, ids = model_for(name, **fields), tokens(2, 7)
+    generator = torch.Generator().manual_seed(9)
+    gradients = backward(model, ids)
+    direction = {n: torch.randn(g.shape, dtype=g.dtype, generator=generator) / g.numel() ** 0.5 for n, g in gradients.items()}
+    slope = sum(float((gradients[n] * r).sum()) for n, r in direction.items())
+    probe = torch.randn(2, 7, VOCABULARY, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    found, step = [], 1e-6
+    with torch.no_grad():
+        for move in (step, -2 * step):  # to +s, then to -s
+            for parameter_name, parameter in model.named_parameters():
+                parameter.add_(direction[parameter_name], alpha=move)
+            found.append(float((model(ids, use_cache=False).logits * probe).sum()))
+    assert abs(slope) > 1e-2
+    assert (found[0] - found[1]) / (2 * step) == pytest.approx(slope, rel=1e-5)
+
+
 # ------------------------------------------------------------------------------------------------- the first layer's W_V
 READERS: dict[str, tuple[dict[str, Any], set[int]]] = {
     # options, and the layers after the first that read the value of layer 0, of 6

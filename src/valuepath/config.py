@@ -1,14 +1,15 @@
 """``ValuePathConfig``: a transformers configuration that names a wiring and the parts of the model around it."""
 
-from __future__ import annotations
-
+# without ``from __future__ import annotations``: ``strict`` does not check the type of a field whose annotation is text
 import dataclasses
 import functools
-from typing import Any, cast
+import math
+from typing import Any, Self, cast
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.generation import GenerationConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from valuepath.equations import nearest, parse
 from valuepath.plan import Fold, Mlp, Plan, QkNorm, Shape, make_plan
@@ -150,8 +151,10 @@ class ValuePathConfig(PreTrainedConfig):
                 f"qk_norm_scale={self.qk_norm_scale} with qk_norm={self.qk_norm!r}: expected a positive factor after a norm, "
                 "and 1 without one"
             )
-        if self.logit_softcap is None or self.logit_softcap < 0:
-            raise ValueError(f"logit_softcap={self.logit_softcap}: expected a positive cap, or 0 for none")
+        self._between("logit_softcap", "a positive cap, or 0 for none")
+        self._between("rms_norm_eps", "a number of at least 0")
+        self._between("initializer_range", "a number of at least 0")
+        self._between("attention_dropout", "a probability from 0 to 1", most=1.0)
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"):
             self._at_least_one(name)
         if self.num_key_value_heads is None:
@@ -177,7 +180,17 @@ class ValuePathConfig(PreTrainedConfig):
         if (kwargs.get("partial_rotary_factor") or (self.rope_parameters or {}).get("partial_rotary_factor") or 1.0) != 1.0:
             raise ValueError("partial_rotary_factor: only full RoPE (1.0) is covered")
         super().__post_init__(**kwargs)
+        self._check_rope()
         self.plan()  # an equation that cannot be built is refused here, not in the first forward
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
+        """As in transformers, but fields given while loading replace the stored ones before they are checked, not after it."""
+        stored = config_dict.get("style", "llama")
+        if kwargs.get("style", stored) != stored:
+            raise ValueError(f"style={kwargs['style']!r}: the stored config has all that its style {stored!r} filled in; change those")
+        given = [name for name in kwargs if name in ValuePathConfig.__annotations__]
+        return super().from_dict({**config_dict, **{name: kwargs.pop(name) for name in given}}, **kwargs)
 
     # ------------------------------------------------------------------------------------------------- what follows
     def equation(self) -> str:
@@ -236,6 +249,20 @@ class ValuePathConfig(PreTrainedConfig):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{name}={value!r}: expected a whole number of at least 1")
 
+    def _between(self, name: str, expected: str, most: float = math.inf) -> None:
+        value = getattr(self, name)
+        if value is None or not math.isfinite(value) or not 0 <= value <= most:
+            raise ValueError(f"{name}={value!r}: expected {expected}")
+
+    def _check_rope(self) -> None:
+        assert self.rope_parameters is not None  # filled in by transformers
+        kind, theta = self.rope_parameters.get("rope_type"), self.rope_parameters.get("rope_theta")
+        kinds = ["default", *(known for known in ROPE_INIT_FUNCTIONS if known != "proportional")]
+        if kind not in kinds:
+            raise ValueError(f"rope_parameters: rope_type={kind!r}: expected {', '.join(kinds)}{nearest(str(kind), kinds)}")
+        if not isinstance(theta, int | float) or not 0 < theta < math.inf:
+            raise ValueError(f"rope_parameters: rope_theta={theta!r}: expected a positive number")
+
     def _resolve_windows(self) -> None:
         layers = self.num_hidden_layers
         windows: list[int | None]
@@ -265,11 +292,12 @@ class ValuePathConfig(PreTrainedConfig):
             if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
                 raise ValueError(f"layer {n} has window {window!r}: expected a whole number of at least 1, or None")
         sizes = {window for window in windows if window is not None}
-        if sizes and self.sliding_window is None:
-            self.sliding_window = max(sizes)
-        if sizes and self.sliding_window not in sizes:
+        if self.layer_windows is not None and self.sliding_window is not None and self.sliding_window not in sizes:
             raise ValueError(
-                f"sliding_window={self.sliding_window}, but the layers' windows are {sorted(sizes)}; change layer_windows too"
+                f"sliding_window={self.sliding_window}, but layer_windows has {sorted(sizes) or 'only None'}; "
+                "change layer_windows too, or give layer_windows=None"
             )
+        if not sizes or self.sliding_window is None:
+            self.sliding_window = max(sizes, default=None)
         self.layer_windows = windows
         self.layer_types = ["full_attention" if window is None else "sliding_attention" for window in windows]

@@ -35,6 +35,11 @@ def generator_for(seed: int, name: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") & (2**63 - 1))
 
 
+def _empty(shape: tuple[int, ...]) -> Tensor:
+    """Whatever dtype and device are the default while a model is built: a start must not depend on them."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
+
+
 class Initializer:
     """Initial values by parameter name, in float32 on the CPU."""
 
@@ -45,9 +50,9 @@ class Initializer:
             "embedding": self._normal,
             "head": self._normal,
             "matrix": self._normal,
-            "bias": lambda p: torch.zeros(p.shape),
-            "norm": lambda p: torch.ones(p.shape),
-            "coefficient": lambda p: torch.full(p.shape, p.start),
+            "bias": lambda p: _empty(p.shape).fill_(0.0),
+            "norm": lambda p: _empty(p.shape).fill_(1.0),
+            "coefficient": lambda p: _empty(p.shape).fill_(p.start),
             "gate": lambda p: self._uniform(p, 0.0, 0.02),
             "table": self._table,
         }
@@ -57,13 +62,13 @@ class Initializer:
         return self.by_role[parameter.role](parameter)
 
     def _draw(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        return torch.empty(shape).normal_(0.0, self.std, generator=generator_for(self.seed, name))
+        return _empty(shape).normal_(0.0, self.std, generator=generator_for(self.seed, name))
 
     def _normal(self, parameter: Parameter) -> Tensor:
         return self._draw(parameter.name, parameter.shape)
 
     def _uniform(self, parameter: Parameter, low: float, high: float) -> Tensor:
-        return torch.empty(parameter.shape).uniform_(low, high, generator=generator_for(self.seed, parameter.name))
+        return _empty(parameter.shape).uniform_(low, high, generator=generator_for(self.seed, parameter.name))
 
     def _table(self, parameter: Parameter) -> Tensor:
         layer, table = self._owner(parameter.name)

@@ -87,7 +87,7 @@ class ValuePathPreTrainedModel(PreTrainedModel):
         if prefix is None:  # more rows for an embedding or a head: see resize_token_embeddings
             return
         for name, parameter in module.named_parameters(recurse=False):
-            if getattr(parameter, "_is_hf_initialized", False):
+            if parameter.is_meta or getattr(parameter, "_is_hf_initialized", False):
                 continue
             full = self._full_name(f"{prefix}.{name}" if prefix else name)
             if full == "lm_head.weight" and self.config.tie_word_embeddings:
