@@ -10,9 +10,9 @@ PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 
-# Of these the installed transformers changes nothing; everything else is tested under the oldest version too.
-PURE := $(addprefix tests/test_,equations.py equation_errors.py fuzz.py plan.py plan_parameters.py plan_properties.py docs.py)
-ALSO_OLDEST = $(filter-out $(PURE),$(wildcard tests/test_*.py))
+# What meets transformers: the model, its cache and its generation run under the oldest version too.
+MODEL_TESTS := $(addprefix tests/test_,cache.py checkpoints.py config.py generation.py gradients.py hf_parity.py init.py \
+	model.py readme.py versions.py)
 
 pinned = $(shell sed -n 's/^transformers==//p' $(1))
 
@@ -24,7 +24,7 @@ test: check pytest-oldest
 	$(MAKE) --no-print-directory pytest
 
 check: $(VENV)/installed
-	$(PY) -m ruff check src tests
+	$(PY) -m ruff check src tests benchmarks
 	$(PY) -m mypy
 
 pytest: $(VENV)/installed
@@ -32,7 +32,7 @@ pytest: $(VENV)/installed
 
 pytest-oldest: $(VENV)/installed-oldest
 	PYTHONPATH=$(CURDIR)/$(VENV)/oldest EXPECTED_TRANSFORMERS=$(call pinned,constraints-oldest.txt) \
-		$(PY) -m pytest -n $(JOBS) --dist worksteal $(ALSO_OLDEST)
+		$(PY) -m pytest -n $(JOBS) --dist worksteal $(MODEL_TESTS)
 
 fuzz: $(VENV)/installed
 	$(PY) tests/fuzz_equations.py 20000

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from models import VOCABULARY, randomise, small_config, small_model, tokens
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import valuepath as vp
+from models import VOCABULARY, randomise, small_config, small_model, tokens
 from valuepath.compat import CACHE_NAME
 
 MODELS: dict[str, dict[str, Any]] = {

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from huggingface_hub.errors import StrictDataclassFieldValidationError
-from models import small_config
 from transformers import AutoConfig
 
 import valuepath as vp
+from models import small_config
 
 
 def config(**fields: Any) -> vp.ValuePathConfig:

@@ -188,7 +188,9 @@ class ValuePathConfig(PreTrainedConfig):
         """As in transformers, but fields given while loading replace the stored ones before they are checked, not after it."""
         stored = config_dict.get("style", "llama")
         if kwargs.get("style", stored) != stored:
-            raise ValueError(f"style={kwargs['style']!r}: the stored config has all that its style {stored!r} filled in; change those")
+            raise ValueError(
+                f"style={kwargs['style']!r}: the stored config has all that its style {stored!r} filled in; change those"
+            )
         given = [name for name in kwargs if name in ValuePathConfig.__annotations__]
         return super().from_dict({**config_dict, **{name: kwargs.pop(name) for name in given}}, **kwargs)
 

@@ -83,7 +83,10 @@ def parse(text: str, num_layers: int) -> Wiring:
         raise WiringError(f"an equation is text such as 'v[1:] = 0.5*own + 0.5*tap(0)', not {type(text).__name__}")
     if not isinstance(num_layers, int) or isinstance(num_layers, bool) or num_layers < 1:
         raise WiringError(f"the number of layers must be a whole number of at least 1, not {num_layers!r}")
-    return _Parser(text, num_layers).wiring()
+    try:
+        return _Parser(text, num_layers).wiring()
+    except RecursionError:
+        raise WiringError("the equation is nested too deeply to be read; shorten its sums", text=text) from None
 
 
 def nearest(word: str, words: tuple[str, ...] | list[str]) -> str:

@@ -24,7 +24,6 @@ from valuepath.residency import (
     Finished,
     Item,
     Projected,
-    Reads,
     Residency,
     Rows,
     Store,
@@ -33,6 +32,7 @@ from valuepath.residency import (
     fuses_embed,
     item_key,
     received_items,
+    resolve,
     token_layers,
 )
 from valuepath.shape import Fold, Mlp, QkNorm, Shape
@@ -198,7 +198,7 @@ def make_plan(wiring: Wiring, shape: Shape, fold: Fold = "auto") -> Plan:
     if wiring.num_layers != shape.num_layers:
         raise ValueError(f"the wiring has {wiring.num_layers} layers, the shape {shape.num_layers}")
     check_sizes(wiring, shape)
-    resolved = [Reads(wiring, shape, n) for n in range(shape.num_layers)]
+    resolved = resolve(wiring, shape)
     tokens = token_layers(wiring, resolved, fold)
     owners: dict[Core, int] = {}
     layers = []

@@ -88,19 +88,29 @@ def item_key(kind: str, stream: str, layer: int) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------- resolving
+@dataclass(frozen=True)
 class Reads:
-    """Which core layer n's key and value come from, and which weights stay outside."""
+    """Which core a layer's value and which finished key it reads, and the layers whose weights stay outside."""
 
-    def __init__(self, wiring: Wiring, shape: Shape, n: int) -> None:
-        self.v_core, self.v_scale = _value(wiring, n)
-        self.k_core, self.k_scale = _key(wiring, shape, n)
+    v_core: Core
+    v_scale: tuple[int, ...]
+    k_core: int
+    k_scale: tuple[int, ...]
+
+
+def resolve(wiring: Wiring, shape: Shape) -> list[Reads]:
+    """What each layer reads. Layers read earlier ones only, so one walk forward is enough."""
+    found: list[Reads] = []
+    for n in range(wiring.num_layers):
+        found.append(Reads(*_value(wiring, n, found), *_key(wiring, shape, n, found)))
+    return found
 
 
 def _outside(term: Term, n: int) -> tuple[int, ...]:
     return () if term.weight == Fixed(1.0) else (n,)
 
 
-def _value(wiring: Wiring, n: int) -> tuple[Core, tuple[int, ...]]:
+def _value(wiring: Wiring, n: int, earlier: list[Reads]) -> tuple[Core, tuple[int, ...]]:
     term = wiring.layers[n].v.lone
     if term is None:
         return Finished(n), ()
@@ -115,27 +125,28 @@ def _value(wiring: Wiring, n: int) -> tuple[Core, tuple[int, ...]]:
         case Table(shared):
             return Rows(None if shared else n), scale
         case Shared(layer):
-            core, inner = _value(wiring, layer)
-            return core, scale + inner
+            return earlier[layer].v_core, scale + earlier[layer].v_scale
     raise AssertionError(f"v[{n}] reads {term.source}")
 
 
-def _key(wiring: Wiring, shape: Shape, n: int) -> tuple[int, tuple[int, ...]]:
-    mix = wiring.layers[n].k
-    term = mix.lone
-    if term is not None and isinstance(term.source, Shared):
-        core, inner = _key(wiring, shape, term.source.layer)
-        return core, _outside(term, n) + inner
-    # a raw key of a plain layer is finished in the same way here, unless each layer's key norm has its own gain
-    if term is not None and term == Term(Tap(getattr(term.source, "layer", 0))) and shape.qk_norm != "gain":
-        assert isinstance(term.source, Tap)
-        if wiring.layers[term.source.layer].k.is_plain:
-            return term.source.layer, ()
+def _key(wiring: Wiring, shape: Shape, n: int, earlier: list[Reads]) -> tuple[int, tuple[int, ...]]:
+    term = wiring.layers[n].k.lone
+    match term:
+        case Term(Shared(layer)):
+            return earlier[layer].k_core, _outside(term, n) + earlier[layer].k_scale
+        # a raw key of a plain layer is finished in the same way here, unless each layer's key norm has its own gain
+        case Term(Tap(layer), Fixed(1.0)) if shape.qk_norm != "gain" and wiring.layers[layer].k.is_plain:
+            return layer, ()
     return n, ()
 
 
 def token_layers(wiring: Wiring, resolved: list[Reads], fold: Fold) -> set[int]:
+    """The layers whose values are rebuilt from token ids."""
     first_is_embedding = wiring.layers[0].x.is_plain
+    by_token: list[bool] = []
+    """For each layer, whether its finished value is a function of the token id; layers read earlier ones only."""
+    has_first: list[bool] = []
+    """For each layer, whether its finished value is, or is made of, the value of layer 0."""
 
     def source_by_token(n: int, source: Source) -> bool:
         match source:
@@ -144,41 +155,33 @@ def token_layers(wiring: Wiring, resolved: list[Reads], fold: Fold) -> set[int]:
             case Tap(layer):
                 return layer == 0 and first_is_embedding
             case Shared(layer):
-                return core_by_token(resolved[layer].v_core)
+                return by_token[layer]
         return True  # a table, or x0 W_V
 
-    def core_by_token(core: Core) -> bool:
-        match core:
-            case Projected(layer):
-                return layer == 0 and first_is_embedding
-            case Finished(layer):
-                mix = wiring.layers[layer].v
-                return mix.renorm != "tensor" and all(
-                    source_by_token(layer, term.source) and not isinstance(term.weight, Gate) for term in mix
-                )
-        return True
-
-    def reads_first(core: Core) -> bool:
-        """Whether a core is, or is made of, the value of layer 0."""
-        match core:
-            case Projected(layer) | Embedded(layer):
+    def source_has_first(n: int, source: Source) -> bool:
+        match source:
+            case Tap(layer):
                 return layer == 0
-            case Finished(layer):
-                return layer == 0 or any(
-                    (isinstance(term.source, Tap) and term.source.layer == 0)
-                    or (isinstance(term.source, Shared) and reads_first(resolved[term.source.layer].v_core))
-                    for term in wiring.layers[layer].v
-                )
-        return False
+            case Shared(layer):
+                return has_first[layer]
+            case Own() | Embed():
+                return n == 0
+        return False  # a table of its own
 
-    determined = {n for n, read in enumerate(resolved) if core_by_token(read.v_core)}
+    for n, layer in enumerate(wiring.layers):
+        gated = any(isinstance(term.weight, Gate) for term in layer.v)
+        by_token.append(
+            layer.v.renorm != "tensor" and not gated and all(source_by_token(n, term.source) for term in layer.v)
+        )
+        has_first.append(any(source_has_first(n, term.source) for term in layer.v) or (n == 0 and layer.v.lone is None))
+    determined = {n for n, yes in enumerate(by_token) if yes}
     tables = {n for n in determined if isinstance(resolved[n].v_core, Rows)}
     if fold == "none":
         return tables
     if fold == "all":
         return determined
     later = {n for n in determined if n >= 1}
-    first = {0} & determined if any(reads_first(resolved[n].v_core) for n in later) else set()
+    first = {0} & determined if any(has_first[n] for n in later) else set()
     return tables | later | first
 
 

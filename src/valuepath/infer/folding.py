@@ -30,8 +30,18 @@ class TokenValues:
         self._tables: dict[Core, tuple[Any, Tensor]] = {}
 
     # ---------------------------------------------------------------------------------------------------- compute
-    def compute(self, core: Core, ids: Tensor) -> Tensor:
-        """The unweighted value of each token id: (..., g, e) for ids (...)."""
+    def compute(self, core: Core, ids: Tensor, done: dict[Core, Tensor] | None = None) -> Tensor:
+        """The unweighted value of each token id: (..., g, e) for ids (...).
+
+        Args:
+            done: cores of these ids that are known already; values that several layers share are computed once.
+        """
+        done = {} if done is None else done
+        if core not in done:
+            done[core] = self._compute(core, ids, done)
+        return done[core]
+
+    def _compute(self, core: Core, ids: Tensor, done: dict[Core, Tensor]) -> Tensor:
         model, layers = self.model, self.model.layers
         shape = model.plan.shape
         match core:
@@ -43,7 +53,7 @@ class TokenValues:
             case Projected(0):
                 return layers[0].self_attn.project("v", self._first_input(ids))
             case Finished(layer):
-                return self._finished(layer, ids)
+                return self._finished(layer, ids, done)
         raise ValueError(f"{core} is not determined by the token id")
 
     def _x0(self, ids: Tensor) -> Tensor:
@@ -52,23 +62,23 @@ class TokenValues:
     def _first_input(self, ids: Tensor) -> Tensor:
         return self.model.layers[0].input_layernorm(self.model.first_state(self.model.embed_tokens(ids)))
 
-    def _finished(self, layer: int, ids: Tensor) -> Tensor:
+    def _finished(self, layer: int, ids: Tensor, done: dict[Core, Tensor]) -> Tensor:
         attention = self.model.layers[layer].self_attn
         budgets = self.model.budget_weights()
         env: dict[str, Tensor] = {}
         for term in attention.wiring.v:
             match term.source:
                 case Tap(other):
-                    env[item_key("tap", "v", other)] = self.compute(Projected(other), ids)
+                    env[item_key("tap", "v", other)] = self.compute(Projected(other), ids, done)
                 case Shared(other):
-                    env[item_key("shared", "v", other)] = self.compute(self.model.plan.layers[other].v_core, ids)
+                    env[item_key("shared", "v", other)] = self.compute(self.model.plan.layers[other].v_core, ids, done)
                     scale = self._outside(other, budgets)
                     if scale is not None:
                         env[item_key("scale", "v", other)] = scale
                 case Embed():
                     env["x0"] = self._x0(ids)
                 case Table(True):
-                    env["table"] = self.compute(Rows(None), ids)
+                    env["table"] = self.compute(Rows(None), ids, done)
         # layers after the first read no hidden state here: the plan would not have called them token-determined
         h = self._first_input(ids) if layer == 0 else self._x0(ids)
         return attention.value(h, env, budgets, ids)[0]
@@ -120,7 +130,12 @@ class TokenValues:
         """Changes whenever a weight that the table depends on is replaced, moved, cast or changed in place."""
         return tuple((id(p), p.data_ptr(), _version(p), p.dtype, p.device) for p in self._weights(core))
 
-    def _weights(self, core: Core) -> list[Tensor]:
+    def _weights(self, core: Core, seen: set[Core] | None = None) -> list[Tensor]:
+        """The parameters that a core depends on."""
+        seen = set() if seen is None else seen
+        if core in seen:
+            return []
+        seen.add(core)
         model = self.model
         attention = model.layers[core.layer or 0].self_attn
         found = [model.embed_tokens.weight, *(p for b in model.budgets.values() for p in b.parameters())]
@@ -137,9 +152,9 @@ class TokenValues:
                 for term in attention.wiring.v:
                     match term.source:
                         case Tap(other):
-                            found += self._weights(Projected(other))
+                            found += self._weights(Projected(other), seen)
                         case Shared(other):
-                            found += self._weights(model.plan.layers[other].v_core)
+                            found += self._weights(model.plan.layers[other].v_core, seen)
                             for n in model.plan.layers[other].v_scale:
                                 if hasattr(model.layers[n].self_attn, "mix_v"):
                                     found += model.layers[n].self_attn.mix_v.parameters()
