@@ -349,3 +349,21 @@ def test_an_equation_that_reads_the_future_has_no_cache() -> None:
         model(tokens(1, 5), **{CACHE_NAME: model.make_cache()})
     with pytest.raises(ValueError, match="axis=token"):
         model.generate(tokens(1, 5), max_new_tokens=2)
+
+
+def test_a_value_that_many_layers_share_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each layer reads the two before it: naively the number of evaluations would double with every two layers."""
+    count = 31
+    model = small_model(num_hidden_layers=count, wiring="v[:2] = embed; v[2:] = shared(n-1) + learn(0.5)*shared(n-2)")
+    assert len(model.model.plan.tables) == count
+    calls = []
+    attention = type(model.model.layers[0].self_attn)
+    original = attention.value
+    monkeypatch.setattr(attention, "value", lambda self, *args: calls.append(self.layer_idx) or original(self, *args))
+    ids = torch.arange(5)
+    with torch.no_grad():
+        values = [model.token_values.compute(layer.v_core, ids) for layer in model.model.plan.layers[:3]]
+        model.token_values.compute(model.model.plan.layers[-1].v_core, ids)
+    assert sorted(calls[1:]) == list(range(2, count))
+    coefficient = model.model.layers[2].self_attn.mix_v.coefficients["shared_0"]
+    torch.testing.assert_close(values[2], values[1] + coefficient * values[0])

@@ -95,7 +95,8 @@ def test_the_config_file_says_what_was_written_and_can_be_edited(tmp_path):
     assert stored["variant_options"] == {"layers": "last/3"}
     stored["variant_options"] = {"layers": "::-2"}
     path.write_text(json.dumps(stored))
-    assert AutoConfig.from_pretrained(tmp_path).plan().tables == small_config(variant="bov", variant_options={"layers": "::-2"}).plan().tables
+    expected = small_config(variant="bov", variant_options={"layers": "::-2"})
+    assert AutoConfig.from_pretrained(tmp_path).plan().tables == expected.plan().tables
 
 
 def test_fields_may_be_given_while_loading(tmp_path):
@@ -143,7 +144,8 @@ def without(folder: Path, *dropped: str) -> None:
     """Remove parameters from the checkpoint in ``folder``."""
     stored = load_file(folder / "model.safetensors")
     assert set(dropped) <= stored.keys()
-    save_file({name: value for name, value in stored.items() if name not in dropped}, folder / "model.safetensors", {"format": "pt"})
+    kept = {name: value for name, value in stored.items() if name not in dropped}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
 
 
 @pytest.mark.parametrize(
@@ -154,11 +156,12 @@ def without(folder: Path, *dropped: str) -> None:
         ({"variant": "shared_table", "style": "nanochat"}, ["model.v_table.weight"]),
         ({"variant": "resformer_plus"}, ["model.budgets.0.scale", "model.layers.0.self_attn.v_proj.weight"]),
         ({"variant": "v_plus_table_gated"}, ["model.layers.1.self_attn.mix_v.gates.table.weight"]),
-        ({"attention_bias": True, "qk_norm": "gain"}, ["model.layers.2.self_attn.k_proj.bias", "model.layers.2.self_attn.k_norm.weight"]),
+        ({"attention_bias": True, "qk_norm": "gain"},
+         ["model.layers.2.self_attn.k_proj.bias", "model.layers.2.self_attn.k_norm.weight"]),
         ({"wiring": "skip_attn[2] = learn(0.5); x[6] = own + learn(0.25)*tap(0)"},
          ["model.layers.2.skip_attn", "model.mix_x.coefficients.tap_0"]),
     ],
-    ids=["coefficient", "table_and_head", "shared_table", "budget_and_projection", "gate", "bias_and_gain", "skip_and_last_site"],
+    ids=["coefficient", "table_and_head", "shared_table", "budget_and_projection", "gate", "bias_and_gain", "skip_and_site"],
 )  # fmt: skip
 def test_what_a_checkpoint_lacks_starts_as_in_a_new_model_and_nothing_else_does(fields, dropped, tmp_path):
     model = small_model(dtype=torch.float32, init_seed=7, **fields)

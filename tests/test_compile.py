@@ -56,7 +56,8 @@ def test_every_preset_is_one_graph_with_the_same_logits_and_gradients(name):
     {"style": "nanochat", "max_position_embeddings": 24},
     {"sliding_window": 3},
     {"qk_norm": "gain", "attention_bias": True, "tie_word_embeddings": True},
-    {"wiring": "q[1] = learn(1, per=head)*own; v[1] = learn(1, per=channel)*shared(0) + gate(2, 5)*table(shared); out[1] = tap(v, 0)"},
+    {"wiring": "q[1] = learn(1, per=head)*own; v[1] = learn(1, per=channel)*shared(0) + gate(2, 5)*table(shared);"
+               "out[1] = tap(v, 0)"},
 ], ids=["nanochat", "window", "biases_and_qk_gain", "wiring"])  # fmt: skip
 def test_other_parts_of_the_model_are_traced_too(fields):
     model, ids = small_model(num_hidden_layers=2, num_key_value_heads=2, **fields), tokens(2, 7)

@@ -27,8 +27,8 @@ def test_a_style_fills_in_what_is_not_given():
     assert (nanochat.logit_softcap, nanochat.normalize_embedding, nanochat.sliding_window) == (15.0, True, 2048 // 4)
     assert nanochat.intermediate_size == 4 * 512
     mixed = config(style="nanochat", mlp="swiglu", norm_gain=True, logit_softcap=0, qk_norm="none", window_pattern="L")
-    assert (mixed.mlp, mixed.norm_gain, mixed.logit_softcap, mixed.qk_norm, mixed.qk_norm_scale) == ("swiglu", True, 0, "none", 1.0)
-    assert mixed.normalize_embedding
+    assert (mixed.mlp, mixed.norm_gain, mixed.qk_norm, mixed.qk_norm_scale) == ("swiglu", True, "none", 1.0)
+    assert (mixed.logit_softcap, mixed.normalize_embedding) == (0, True)
     assert mixed.intermediate_size == 512 * 7 // 2
     assert mixed.sliding_window is None
 
@@ -115,7 +115,8 @@ def test_a_hand_written_file_with_a_wrong_field_is_refused(tmp_path):
     path.write_text(json.dumps({"model_type": "valuepath", "num_layer": 6}))
     with pytest.raises(ValueError, match="unknown field 'num_layer' of ValuePathConfig"):
         AutoConfig.from_pretrained(tmp_path)
-    path.write_text(json.dumps({"model_type": "valuepath", "num_hidden_layers": 6, "variant": "bov", "torch_dtype": "bfloat16"}))
+    stored = {"model_type": "valuepath", "num_hidden_layers": 6, "variant": "bov", "torch_dtype": "bfloat16"}
+    path.write_text(json.dumps(stored))
     assert AutoConfig.from_pretrained(tmp_path).plan().num_layers == 6
 
 
@@ -135,7 +136,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"variant": "hidden_from_h3", "num_hidden_layers": 2}, "needs at least 4 layers"),
     ({"wiring": "v[1] = tapp(0)"}, "unknown word 'tapp'"),
     ({"wiring": "v[9] = tap(0)"}, "9"),
-    ({"variant": "v_plus_table_gated", "hidden_size": 8, "head_dim": 2}, "the gate reads 12 channels, but the attention input has 8"),
+    (
+        {"variant": "v_plus_table_gated", "hidden_size": 8, "head_dim": 2},
+        "the gate reads 12 channels, but the attention input has 8",
+    ),
     (
         {"variant": "attention_residual", "style": "nanochat"},
         "layer 0 to 512 positions: attention matrices of unequal windows cannot be mixed",
@@ -156,8 +160,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"logit_softcap": -3.0}, "logit_softcap=-3.0: expected a positive cap, or 0 for none"),
     ({"logit_softcap": float("nan")}, "logit_softcap=nan: expected a positive cap, or 0 for none"),
     ({"logit_softcap": float("inf")}, "logit_softcap=inf: expected a positive cap, or 0 for none"),
-    ({"qk_norm_scale": 1.2}, "qk_norm_scale=1.2 with qk_norm='none': expected a positive factor after a norm, and 1 without one"),
-    ({"qk_norm": "plain", "qk_norm_scale": 0.0}, "qk_norm_scale=0.0 with qk_norm='plain': expected a positive factor after a norm"),
+    ({"qk_norm_scale": 1.2}, "qk_norm_scale=1.2 with qk_norm='none': expected a positive factor after a norm, and 1 without"),
+    ({"qk_norm": "plain", "qk_norm_scale": 0.0}, "qk_norm_scale=0.0 with qk_norm='plain': expected a positive factor"),
     ({"rms_norm_eps": -1e-6}, "rms_norm_eps=-1e-06: expected a number of at least 0"),
     ({"initializer_range": -0.02}, "initializer_range=-0.02: expected a number of at least 0"),
     ({"attention_dropout": 1.5}, "attention_dropout=1.5: expected a probability from 0 to 1"),

@@ -445,7 +445,8 @@ def test_brackets_as_deep_as_the_limit_are_read():
 
 
 def test_too_many_terms_are_refused():
-    assert "more than 4096" in refused("v = sum(sum(sum(own for i in range(20)) for j in range(20)) for l in range(20))", 20).reason
+    nested = "v = sum(sum(sum(own for i in range(20)) for j in range(20)) for l in range(20))"
+    assert "more than 4096" in refused(nested, 20).reason
 
 
 @pytest.mark.parametrize("text", [None, 3, b"v = own", ["v = own"]])

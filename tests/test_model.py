@@ -218,7 +218,7 @@ def test_mixing_attention_refuses_backends_that_never_form_the_matrix():
 
 @pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention"])
 def test_backends_that_are_not_covered_are_refused(attention):
-    with pytest.raises((ValueError, ImportError), match="(?i)flash|flex"):
+    with pytest.raises((ValueError, ImportError), match=r"(?i)flash|flex"):
         vp.ValuePathForCausalLM(small_config(attn_implementation=attention))
 
 
@@ -242,7 +242,7 @@ def test_eager_attention_hands_out_its_weights(name):
 
 def test_sdpa_has_no_weights_to_hand_out():
     model = small_model(variant="svformer")
-    with pytest.raises(ValueError, match="attn_implementation='sdpa' never forms the attention matrix; use attn_implementation='eager'"):
+    with pytest.raises(ValueError, match="'sdpa' never forms the attention matrix; use attn_implementation='eager'"):
         model(tokens(1, 5), output_attentions=True)
 
 
