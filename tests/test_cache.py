@@ -16,8 +16,8 @@ from valuepath.infer.buffer import BLOCK, Buffer
 from valuepath.variants import variants
 
 T = 17
-GRID_T = 13
-PIECES = {"whole": [GRID_T], "chunked": [4, 6, 3], "one by one": [1] * GRID_T}
+GRID_T = 10
+PIECES = {"whole": [GRID_T], "chunked": [3, 5, 2], "one by one": [1] * GRID_T}
 HEADS = {"MHA": 6, "GQA": 2, "MQA": 1}
 WINDOWS: dict[str, dict[str, Any]] = {
     "full": {},
@@ -39,7 +39,7 @@ def cacheable(name: str, heads: str = "MHA", windows: str = "full", **fields: An
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("name", variants())
 def test_cached_equals_uncached(name: str, heads: str, windows: str) -> None:
-    config = cacheable(name, heads, windows)
+    config = cacheable(name, heads, windows, num_hidden_layers=4)
     ids, (mask, positions) = tokens(3, GRID_T), left_padding(3, GRID_T)
     real = mask.bool()
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
@@ -55,8 +55,8 @@ def test_cached_equals_uncached(name: str, heads: str, windows: str) -> None:
 
 def config_fields(config: vp.ValuePathConfig) -> dict[str, Any]:
     """The fields that this file sets, to build the same model in another dtype."""
-    names = ("variant", "variant_options", "num_key_value_heads", "layer_windows", "sliding_window", "fold")
-    return {name: getattr(config, name) for name in names}
+    sizes = ("num_hidden_layers", "num_key_value_heads", "layer_windows", "sliding_window")
+    return {name: getattr(config, name) for name in ("variant", "variant_options", "fold", *sizes)}
 
 
 @pytest.mark.parametrize("fold", ["auto", "none", "all"])

@@ -24,6 +24,7 @@ from __future__ import annotations
 import ast
 import difflib
 import math
+import re
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -50,10 +51,12 @@ from valuepath.wiring import (
     Weight,
     Wiring,
     WiringError,
+    source_lines,
 )
 
 MAX_LENGTH = 10_000
 MAX_NESTING = 40
+MAX_DEPTH = 400
 MAX_TERMS = 4096
 
 _WEIGHT_WORDS = ("learn", "budget", "gate")
@@ -100,14 +103,17 @@ def nearest(word: str, words: tuple[str, ...] | list[str]) -> str:
 class _Parser:
     def __init__(self, text: str, num_layers: int) -> None:
         self.text, self.N = text, num_layers
-        self.budgets = 0
+        self.budgets: dict[tuple[int, int], int] = {}
+        """Place in the text -> group."""
+        self.loops = 0
+        self.numeric: dict[tuple[int, tuple[str, ...]], bool] = {}
 
     # ------------------------------------------------------------------------------------------------- errors
     def error(self, node: ast.AST | None, reason: str) -> WiringError:
         line, column = 1, 1
         if node is not None and hasattr(node, "lineno"):
             line = node.lineno
-            lines = self.text.splitlines()
+            lines = source_lines(self.text)
             row = lines[line - 1] if line <= len(lines) else ""
             # ast counts bytes of UTF-8; people count characters
             column = len(row.encode(errors="replace")[: node.col_offset].decode(errors="ignore")) + 1  # type: ignore[attr-defined]
@@ -123,9 +129,7 @@ class _Parser:
         origin: dict[tuple[str, int], ast.AST] = {}
         for statement in self.statements():
             stream, sites = self.target(statement)
-            budgets = self.budgets
             for n in sites:
-                self.budgets = budgets  # one budget per place in the text, the same one for all layers of a statement
                 for name, value in self.right(stream, n, statement.value).items():
                     origin[name, n] = statement.value
                     if name == "x" and n == self.N:
@@ -155,12 +159,13 @@ class _Parser:
                 warnings.simplefilter("ignore")
                 module = ast.parse(self.text)
         except SyntaxError as wrong:
-            reason = (wrong.msg or "not an equation").split(". Perhaps")[0]
+            reason = re.split(r"\. (?:Perhaps|Maybe)", wrong.msg or "not an equation")[0]  # Python's advice is for Python
             raise self.syntax_error(
                 wrong.lineno or 1, wrong.offset or 1, f"{reason}; expected e.g. v[1:] = 0.5*own + 0.5*tap(0)"
             ) from None
         except (ValueError, RecursionError, MemoryError, OverflowError) as wrong:
             raise self.error(None, f"cannot be read ({wrong or type(wrong).__name__})") from None
+        self.check_depth(module)
         found = []
         for node in module.body:
             if not isinstance(node, ast.Assign):
@@ -169,6 +174,18 @@ class _Parser:
                 raise self.error(node.targets[1], "expected one '=' per equation; write one equation per line")
             found.append(node)
         return found
+
+    def check_depth(self, module: ast.Module) -> None:
+        """Bound what recurses over the tree: long chains of signs, products and sums nest as deep as they are long."""
+        level: list[ast.AST] = list(module.body)
+        for _ in range(MAX_DEPTH):
+            level = [child for node in level for child in ast.iter_child_nodes(node)]
+            if not level:
+                return
+        raise self.error(
+            next((node for node in level if hasattr(node, "lineno")), None),
+            f"nested more than {MAX_DEPTH} deep; write a long sum as sum(... for i in range(n))",
+        )
 
     def maybe_stream(self, node: ast.AST) -> str:
         inner = getattr(node, "value", None)
@@ -226,8 +243,10 @@ class _Parser:
         if isinstance(node, ast.UnaryOp):
             return self.is_number(node.operand, scope)
         if isinstance(node, ast.BinOp):
-            parts = _operands(node)
-            return all(self.is_number(part, scope) for part in parts)
+            key = id(node), tuple(scope)
+            if key not in self.numeric:
+                self.numeric[key] = self.is_number(node.right, scope) and self.is_number(node.left, scope)
+            return self.numeric[key]
         return isinstance(node, ast.Constant) or (isinstance(node, ast.Name) and node.id in scope)
 
     def number(self, node: ast.expr, scope: Scope) -> int | float:
@@ -284,6 +303,7 @@ class _Parser:
     # -------------------------------------------------------------------------------------------- right sides
     def right(self, stream: str, n: int, node: ast.expr) -> dict[str, Any]:
         scope: Scope = {"n": n, "N": self.N}
+        self.loops = 0
         if stream == "kv":
             return self.keys_and_values(node, scope)
         if stream.startswith("skip"):
@@ -362,6 +382,10 @@ class _Parser:
                     raise self.error(part, "a term has one weight; expected one of " + _EXPECTED["weight"])
                 weight_node = part
             elif source_node is not None:
+                for each in (source_node, part):  # a misspelled weight looks like a second source
+                    name = each.id if isinstance(each, ast.Name) else self.call_name(each)
+                    if name is not None and name not in (*_SOURCE_WORDS, *_OUT_WORDS):
+                        self.source(stream, each, scope)
                 raise self.error(part, "a term reads one source; join sources with +")
             else:
                 source_node = part
@@ -410,9 +434,10 @@ class _Parser:
         values = range(*bounds)
         if values and max(abs(values[0]), abs(values[-1])) > self.N:
             raise self.error(over, f"the range leaves the layers, which are counted from 0 to {self.N - 1}")
-        first = self.budgets
         for i in values:
-            self.budgets = first
+            self.loops += 1
+            if self.loops > MAX_TERMS:
+                raise self.error(node, f"more than {MAX_TERMS} rounds of loops in one sum")
             self.terms(stream, inner.elt, scope | {loop.target.id: i}, factor, into)
 
     # ------------------------------------------------------------------------------------ sources and weights
@@ -483,8 +508,8 @@ class _Parser:
                 return Learn(sign * float(self.number(node.args[0], scope)), per)  # type: ignore[arg-type]
             case "budget":
                 self.arguments(node, 1, (), "budget(total), e.g. budget(N)")
-                self.budgets += 1
-                return Budget(sign * float(self.number(node.args[0], scope)), self.budgets - 1)
+                group = self.budgets.setdefault((node.lineno, node.col_offset), len(self.budgets))
+                return Budget(sign * float(self.number(node.args[0], scope)), group)
             case _:
                 self.arguments(node, 2, (), "gate(range, channels)")
                 return Gate(sign * float(self.number(node.args[0], scope)), self.whole(node.args[1], scope))
@@ -498,6 +523,8 @@ class _Parser:
             if keyword.arg not in keywords:
                 hint = nearest(keyword.arg or "", list(keywords))
                 raise self.error(keyword.value, f"unknown option {keyword.arg!r}; expected {form}{hint}")
+            if keyword.arg in found:
+                raise self.error(keyword.value, f"option {keyword.arg!r} is given twice")
             found[keyword.arg] = keyword.value
         return found
 
@@ -507,15 +534,3 @@ class _Parser:
             hint = nearest(value, list(words)) if isinstance(value, str) else ""
             raise self.error(node, f"expected {' or '.join(words)}{hint}")
         return value
-
-
-def _operands(node: ast.expr) -> list[ast.expr]:
-    """The leaves of a tree of binary operations, without recursion."""
-    leaves, pending = [], [node]
-    while pending:
-        part = pending.pop()
-        if isinstance(part, ast.BinOp):
-            pending += [part.left, part.right]
-        else:
-            leaves.append(part)
-    return leaves

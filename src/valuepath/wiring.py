@@ -15,6 +15,7 @@ This module knows nothing of text (see ``equations``), of storage (see ``plan``)
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -28,6 +29,11 @@ STREAMS = ("x", "q", "k", "v", "a", "out", "kv", "skip_attn", "skip_mlp")
 
 
 # ---------------------------------------------------------------------------------------------------------- errors
+def source_lines(text: str) -> list[str]:
+    """The lines of a text as Python counts them; ``str.splitlines`` also splits at characters that a comment may hold."""
+    return re.split(r"\r\n|\r|\n", text)
+
+
 class WiringError(ValueError):
     """An equation or a wiring that cannot be built.
 
@@ -55,10 +61,11 @@ class WiringError(ValueError):
         where = "" if self.stream is None or self.layer is None else f"{self.stream}[{self.layer}]: "
         if self.text is None:
             return where + self.reason
-        lines = self.text.splitlines() or [""]
+        lines = source_lines(self.text)
         shown = lines[min(self.line, len(lines)) - 1]
         start = max(0, self.column - 60)  # keep the caret visible in a terminal of 80 columns
-        excerpt = ("..." if start else "") + shown[start : start + 76]
+        row = shown[start : start + 75].replace("\t", " ")  # a tab would move the text off the caret
+        excerpt = ("..." if start else "") + row
         caret = " " * (self.column - 1 - start + (3 if start else 0)) + "^"
         place = f"line {self.line}, column {self.column}: " if len(lines) > 1 else f"column {self.column}: "
         return f"{place}{where}{self.reason}\n  {excerpt}\n  {caret}"
@@ -263,6 +270,13 @@ def check(wiring: Wiring) -> None:
                 raise WiringError(
                     f"budget group {term.weight.group} has two totals; give each total its own group", stream=stream, layer=n
                 )
+    starts: set[str] = set()
+    for n, layer in enumerate(wiring.layers):
+        starts |= {term.source.init for term in layer.v if isinstance(term.source, Table) and term.source.shared}
+        if len(starts) > 1:
+            raise WiringError(
+                "the shared table is one table and starts in one way; give init once or the same", stream="v", layer=n
+            )
     for n, layer in enumerate(wiring.layers):
         for i in layer.kv:
             _check_earlier(wiring, "kv", n, i, "shared")
