@@ -123,7 +123,10 @@ LAYERS = {
     "fraction": ("v[¦1.5] = tap(0)", ("expected a whole number, not 1.5",)),
     "fraction in a slice": ("v[¦N/3:] = tap(0)", ("expected a whole number", "2.66")),
     "n on the left": ("v[¦n] = tap(0)", ("unknown number 'n'", "N")),
-    "last without a share": ("v[¦last] = tap(0)", ("unknown number 'last'",)),
+    "last without a share": ("v[¦last] = tap(0)", ("last/3 stands alone",)),
+    "a slice from last": ("v[¦last/3:] = tap(0)", ("last/3 stands alone", "[2*N//3:]")),
+    "a range with a minus": ("v[¦5-7] = tap(0)", ("this is layer -2", "[5, 6, 7]")),
+    "indented, in the second line": ("  v[1:] = tap(0)\n\t k[1:] = ¦tapp(0)", ("unknown word 'tapp'", "'tap'")),
     "last over 0": ("v[last/¦0] = table", ("last/0", "at least 1")),
     "last over a fraction": ("v[last/¦1.5] = table", ("expected a whole number, not 1.5",)),
     "last minus": ("v[¦last-3] = table", ("expected last/3 for the last third",)),
@@ -304,7 +307,7 @@ READS = {
     "channels on a": ("a[1:] = ⟦own + learn(1, per=channel)*tap(0)⟧", ("a[1]", "no channels")),
     "attention over a concatenation": ("kv[1] = concat(own, shared(0)); a[1] = ⟦own + tap(0)⟧", ("a[1]", "another width")),
     "a budget at the final norm": ("x[1:] = ⟦own + budget(2)*tap(0)⟧", ("x[8]", "a budget is shared out over the layers")),
-    "a budget of two totals": ("v[1:] = ⟦own + budget(n)*tap(0)⟧", ("v[2]", "two totals")),
+    "a budget of two totals": ("v[1:] = ⟦own + budget(n)*tap(0)⟧", ("v[2]", "changes from layer to layer", "a number or N")),
 }
 
 SYNTAX = {
@@ -490,7 +493,7 @@ DATA = {
     "table in out": ([LayerWiring(out=term(Table()))], "table cannot be read by stream out"),
     "two budgets in one group": (
         [LayerWiring(), LayerWiring(v=Mix((Term(Own(), Budget(1.0)), Term(Tap(0), Budget(2.0)))))],
-        "two totals",
+        "changes from layer to layer",
     ),
     "a skip that is a gate": ([LayerWiring(skip_attn=Gate(1.0, 2))], "a skip is a number"),
     "a skip that is a budget": ([LayerWiring(skip_mlp=Budget(1.0))], "a skip is a number"),

@@ -490,3 +490,13 @@ def test_a_wiring_is_a_value():
     assert first == second
     assert hash(first) == hash(second)
     assert first != parse("v[1:] = learn(1)*own + gate(3, 7)*table", 3)
+
+
+def test_indentation_means_nothing():
+    text = """
+        v[1:] = tap(0)   # the first value
+      k[1:] = (own +
+          tap(0))
+    """
+    assert parse(text, 4) == parse("v[1:] = tap(0); k[1:] = own + tap(0)", 4)
+    assert parse(" v[1:] = tap(0)", 4) == parse("v[1:] = tap(0)", 4)

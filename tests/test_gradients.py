@@ -18,13 +18,25 @@ from valuepath.compat import CACHE_NAME
 PRESETS = [*vp.variants()]
 GQA: dict[str, Any] = {"num_key_value_heads": 2}
 NANOCHAT: dict[str, Any] = {"style": "nanochat", "max_position_embeddings": 24}
+EQUATION = (
+    "v[1] = learn(0.25)*own + learn(-1.5, per=head)*tap(0); v[2] = learn(3, per=channel)*shared(1) + budget(6)*tap(0);"
+    "v[3] = renorm(own + gate(2, 5)*table(shared) + learn(0.3)*embed, to=own, axis=head);"
+    "q[2] = learn(0.5, per=head)*own + 0.5*tap(1); k[1] = learn(0.75, per=channel)*own; k[3] = learn(0.9, per=head)*shared(2);"
+    "out[3] = learn(0.125)*final(v) + gate(1, 7)*tap(v, 0); x[2:5] = learn(2, per=channel)*own + learn(0.1)*tap(1);"
+    "skip_attn[2] = learn(0.5); skip_mlp[3] = learn(1.25, per=channel); skip_mlp[1] = 0.7; skip_attn[1] = 0;"
+    "kv[3] = concat(own, shared(1))"
+)
+"""What no preset does: every kind of weight on many streams, mixed with each other."""
+CASES = [*PRESETS, EQUATION]
+NAMES = [*PRESETS, "equation"]
 EVERYTHING: dict[str, Any] = {"attention_bias": True, "output_bias": True, "mlp_bias": True, "qk_norm": "gain", **GQA}
 
 
 def model_for(name: str, layers: int = 4, **fields: Any) -> vp.ValuePathForCausalLM:
     if name == "attention_residual" and fields.get("style") == "nanochat":
         fields["window_pattern"] = "L"  # attention matrices can only be mixed under equal windows
-    return small_model(variant=name, num_hidden_layers=layers, **fields).train()
+    what = {"variant": name} if name in PRESETS else {"wiring": name}
+    return small_model(num_hidden_layers=layers, **what, **fields).train()
 
 
 def backward(model: Any, ids: Tensor, seed: int = 3, **given: Any) -> dict[str, Tensor]:
@@ -48,7 +60,7 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float
 
 # ------------------------------------------------------------------------------------------------------ every parameter
 @pytest.mark.parametrize("fields", [GQA, NANOCHAT, EVERYTHING], ids=["llama_gqa", "nanochat", "biases_and_qk_gain"])
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", CASES, ids=NAMES)
 def test_every_parameter_is_trained(name, fields):
     model, ids = model_for(name, **fields), tokens(2, 13)
     seen = torch.zeros(VOCABULARY, dtype=torch.bool)
@@ -66,7 +78,7 @@ def test_every_parameter_is_trained(name, fields):
 
 
 @pytest.mark.parametrize("fields", [GQA, NANOCHAT], ids=["llama_gqa", "nanochat"])
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", CASES, ids=NAMES)
 def test_gradients_are_slopes(name, fields):
     """``(f(p + s r) - f(p - s r)) / 2 s = r . grad f``. A cast to float32 anywhere would leave noise of 1e-7 / s = 0.1."""
     model, ids = model_for(name, **fields), tokens(2, 7)
@@ -158,7 +170,7 @@ def checkpointing(model: Any, reentrant: bool = False) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True], ids=["non_reentrant", "reentrant"])
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", CASES, ids=NAMES)
 def test_gradient_checkpointing_changes_no_gradient(name, reentrant):
     model, ids = model_for(name, **GQA), tokens(3, 13)
     mask, positions = left_padding(3, 13)

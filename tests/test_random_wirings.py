@@ -145,10 +145,11 @@ def test_cached_equals_uncached_for_random_wirings(
             sizes.append(min(step, left))
             left -= sizes[-1]
     with torch.no_grad():
+        # random wirings make logits of any size: bring them to that of a trained model's
+        model.lm_head.weight.div_(model(ids, use_cache=False).logits.abs().max().clamp_min(10) / 10)
         full = model(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits[real]
         pieces, cache = in_pieces(model, ids, sizes, mask, positions)
-        scale = max(1.0, full.abs().max().item())
-        assert (pieces[real] - full).abs().max() <= 1e-10 * scale
+        assert (pieces[real] - full).abs().max() <= 1e-10
         # never more than an ordinary Transformer of the same windows, ids aside
         held = sum(min(T, w or T) for w in windows) * 2 * kv_heads * 6 * 2 * 8
         ids_held = 0 if cache.ids is None else cache.ids.nbytes()[0]
@@ -157,7 +158,7 @@ def test_cached_equals_uncached_for_random_wirings(
         assert cache.nbytes().logical - ids_held <= bound
 
 
-@settings(max_examples=60, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=120, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(wirings(), st.sampled_from([2, 4]))
 def test_every_parameter_of_a_random_wiring_is_used(drawn: tuple[Wiring, tuple[int | None, ...]], kv_heads: int) -> None:
     """Whatever the plan names takes part in the logits, with a cache or without."""

@@ -413,7 +413,7 @@ def test_layers_are_numbers_or_text(layers: Any, meant: list[int]):
         ("8:", "no layer is meant by these layers; the model has layers 0 to 7"),
         ("::0", "a slice cannot step by 0"),
         ("last/0", "last/0: expected a whole number of at least 1"),
-        ("last", "unknown number 'last'"),
+        ("last", "last/3 stands alone"),
         ("1:::2", "invalid syntax"),
         ("1 2", "invalid syntax"),
     ],

@@ -461,8 +461,8 @@ def break_even(
 ) -> BreakEven:
     """Break-even with sequences of ``context`` tokens against the ordinary Transformer of the same shape.
 
-    Without sliding windows the answer does not depend on ``context``: m layers of BoV break even at |V| tokens if ids are
-    ignored. With windows a longer sequence saves less a token.
+    Without sliding windows the answer does not depend on ``context``: layers that read a table of their own break even at
+    |V| tokens if ids are ignored. With windows a longer sequence saves less a token.
 
     Args:
         distinct: only so many rows of each table are resident.

@@ -103,6 +103,10 @@ def nearest(word: str, words: tuple[str, ...] | list[str]) -> str:
 class _Parser:
     def __init__(self, text: str, num_layers: int) -> None:
         self.text, self.N = text, num_layers
+        lines = source_lines(text)
+        # statements do not nest, so that indentation means nothing: it is taken off, and put back in columns
+        self.lines = [line.lstrip(" \t\f") for line in lines]
+        self.indents = [len(line) - len(bare) for line, bare in zip(lines, self.lines, strict=True)]
         self.budgets: dict[tuple[int, int], int] = {}
         """Place in the text -> group."""
         self.loops = 0
@@ -113,14 +117,16 @@ class _Parser:
         line, column = 1, 1
         if node is not None and hasattr(node, "lineno"):
             line = node.lineno
-            lines = source_lines(self.text)
-            row = lines[line - 1] if line <= len(lines) else ""
+            row = self.lines[line - 1] if line <= len(self.lines) else ""
             # ast counts bytes of UTF-8; people count characters
-            column = len(row.encode(errors="replace")[: node.col_offset].decode(errors="ignore")) + 1  # type: ignore[attr-defined]
+            column = self.indent(line) + len(row.encode(errors="replace")[: node.col_offset].decode(errors="ignore")) + 1  # type: ignore[attr-defined]
         return WiringError(reason, text=self.text, line=line, column=column)
 
     def syntax_error(self, line: int, column: int, reason: str) -> WiringError:
-        return WiringError(reason, text=self.text, line=max(line, 1), column=max(column, 1))
+        return WiringError(reason, text=self.text, line=max(line, 1), column=self.indent(line) + max(column, 1))
+
+    def indent(self, line: int) -> int:
+        return self.indents[line - 1] if 1 <= line <= len(self.indents) else 0
 
     # --------------------------------------------------------------------------------------------- statements
     def wiring(self) -> Wiring:
@@ -157,7 +163,7 @@ class _Parser:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                module = ast.parse(self.text)
+                module = ast.parse("\n".join(self.lines))
         except SyntaxError as wrong:
             reason = re.split(r"\. (?:Perhaps|Maybe)", wrong.msg or "not an equation")[0]  # Python's advice is for Python
             raise self.syntax_error(
@@ -234,6 +240,8 @@ class _Parser:
 
     def layer(self, node: ast.expr, count: int, scope: Scope) -> int:
         n = self.whole(node, scope)
+        if n < 0 and isinstance(node, ast.BinOp):
+            raise self.error(node, f"this is layer {n}; for several layers write [5, 6, 7] or 5:8")
         if not -count <= n < count:
             raise self.error(node, f"layer {n} is out of range; there are {self.span(count)}")
         return n % count
@@ -257,6 +265,8 @@ class _Parser:
         if isinstance(node, ast.Name):
             if node.id in scope:
                 return scope[node.id]
+            if node.id == "last":
+                raise self.error(node, "last/3 stands alone in the brackets: v[last/3]; a slice is [2*N//3:]")
             expected = f"a number, {', '.join(scope)}{nearest(node.id, [*scope])}"
             raise self.error(node, f"unknown number {node.id!r}; expected {expected}")
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):

@@ -88,7 +88,8 @@ def plan_parameters(plan: Plan) -> Iterator[Parameter]:
             if isinstance(weight, Learn):
                 yield Parameter(f"{at}.{name}", coefficient_shape(shape, name, weight.per), "coefficient", start=weight.init)
         if shape.norm_gain:
-            yield Parameter(f"{at}.input_layernorm.weight", (d,), "norm")
+            if layer.reads_input:
+                yield Parameter(f"{at}.input_layernorm.weight", (d,), "norm")
             yield Parameter(f"{at}.post_attention_layernorm.weight", (d,), "norm")
         for s in layer.projections:
             products = layer.value_products if s == "v" else 1

@@ -31,6 +31,7 @@ from valuepath.residency import (
     check_sizes,
     fuses_embed,
     item_key,
+    reads_input,
     received_items,
     resolve,
     token_layers,
@@ -54,6 +55,8 @@ class LayerPlan:
     """Which of q, k, v this layer projects itself."""
     value_products: int
     """How often the value projection is applied to a token: 2 if both V_n and x0 W_V are needed by themselves."""
+    reads_input: bool
+    """Whether a projection or a gate of this layer reads the normalised attention input."""
     fuses_embed: bool
     """Whether ``a V_n + b x0 W_V`` is computed as ``(a h + b x0) W_V``."""
     v_core: Core
@@ -220,6 +223,7 @@ def make_plan(wiring: Wiring, shape: Shape, fold: Fold = "auto") -> Plan:
                 window=shape.windows[n],
                 projections=tuple(s for s in ("q", "k", "v") if wired.mix(s).has(Own, Embed)),
                 value_products=1 if fuses else sum(wired.v.has(kind) for kind in (Own, Embed)),
+                reads_input=reads_input(wired),
                 fuses_embed=fuses,
                 v_core=read.v_core,
                 v_scale=read.v_scale,

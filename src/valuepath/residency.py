@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from valuepath.shape import Fold, Shape
-from valuepath.wiring import Embed, Fixed, Gate, Learn, Own, Shared, Source, Table, Tap, Term, Wiring, WiringError
+from valuepath.wiring import Embed, Fixed, Gate, LayerWiring, Learn, Own, Shared, Source, Table, Tap, Term, Wiring, WiringError
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +200,13 @@ def fuses_embed(wiring: Wiring, n: int) -> bool:
         for later in wiring.layers
         for s in ("v", "out")
         for term in later.mix(s)
+    )
+
+
+def reads_input(layer: LayerWiring) -> bool:
+    """Whether a projection or a gate reads the normalised attention input; else that norm would be trained by nothing."""
+    return any(layer.mix(s).has(Own) for s in ("q", "k", "v")) or any(
+        isinstance(term.weight, Gate) for s in ("q", "k", "v", "out") for term in layer.mix(s)
     )
 
 

@@ -268,7 +268,10 @@ def check(wiring: Wiring) -> None:
                 and budgets.setdefault(term.weight.group, term.weight.total) != term.weight.total
             ):
                 raise WiringError(
-                    f"budget group {term.weight.group} has two totals; give each total its own group", stream=stream, layer=n
+                    "a budget is one total that all layers of a statement share, but this one changes from layer to layer; "
+                    "write a number or N",
+                    stream=stream,
+                    layer=n,
                 )
     starts: set[str] = set()
     for n, layer in enumerate(wiring.layers):
@@ -296,9 +299,9 @@ def check(wiring: Wiring) -> None:
 def _check_reached(wiring: Wiring) -> None:
     """Every block's output must be read, and every layer's own attention used: nothing may be trained by nothing."""
     sites = [wiring.x_site(n) for n in range(wiring.num_layers + 1)]
+    tapped = {term.source.layer for site in sites for term in site if isinstance(term.source, Tap)}  # always at later sites
     for n, site in enumerate(sites):
-        later = any(isinstance(term.source, Tap) and term.source.layer == n for other in sites[n + 1 :] for term in other)
-        if not site.has(Own) and not later:
+        if not site.has(Own) and n not in tapped:
             what = f"the output of layer {n - 1}" if n else "the embedding"
             raise WiringError(f"nothing reads {what}; add own, or read tap({n}) at a later site", stream="x", layer=n)
     for n, layer in enumerate(wiring.layers):

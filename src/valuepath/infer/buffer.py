@@ -89,7 +89,7 @@ class Buffer:
     # ---------------------------------------------------------------------------------------------------- sizes
     def _must_not_write(self, new: Tensor) -> bool:
         """Whether writing in place would break the graph of an earlier pass, or a tensor made in inference mode."""
-        if torch.is_grad_enabled() and new.requires_grad:
+        if torch.is_grad_enabled():  # whatever reads the buffer may keep it for the backward pass
             return True
         return self.data is not None and (
             self.data.requires_grad or (self.data.is_inference() and not torch.is_inference_mode_enabled())
@@ -169,6 +169,14 @@ class Buffer:
             start = max(self.first, length - self.window, 0)
             if self.keep_all and start - self.first > BLOCK:  # not at every step: a shrink copies the window
                 self.data, self.first = self._slice(start, length).clone(), start
+        if self.data is not None and self.data.shape[2] > 1.25 * self.kept + BLOCK:
+            kept, start = self.kept, self._kept_from()
+            extents = [*self.data.shape]
+            extents[2] = max(_capacity(kept), 1)
+            shrunk = self.data.new_empty(extents)
+            if kept:
+                shrunk[:, :, :kept] = self._slice(start, length)
+            self.data, self.first = shrunk, start
 
     def apply(self, change) -> None:  # type: ignore[no-untyped-def]
         """Replace the content by ``change(content)``, which acts on the batch axis."""

@@ -7,6 +7,7 @@ ids. There is one buffer per stored content and one for the ids, each as long as
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -63,7 +64,9 @@ class ValuePathCache(Cache):
         memo[id(self.values)], memo[id(self.plan)] = self.values, self.plan
         made = type(self).__new__(type(self))
         memo[id(self)] = made
-        made.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
+        content = {name: value for name, value in self.__dict__.items() if name != "layers"}
+        made.__dict__.update({name: copy.deepcopy(value, memo) for name, value in content.items()})
+        made.layers = [_LayerView(made, n) for n in range(self.plan.num_layers)]
         return made
 
     # --------------------------------------------------------------------------------------------- one forward pass
@@ -244,13 +247,23 @@ class ValuePathCache(Cache):
 
 
 class _LayerView(CacheLayerMixin):
-    """One layer of the cache as transformers looks at it; the content belongs to the whole cache."""
+    """One layer of the cache as transformers looks at it; the content belongs to the whole cache.
+
+    It refers to the cache weakly: a discarded cache frees its memory at once, not when cycles are next collected.
+    """
 
     is_croppable = True
     supports_early_init = False
 
     def __init__(self, cache: ValuePathCache, layer: int) -> None:
-        self._cache, self._layer = cache, layer
+        self._whole_cache, self._layer = weakref.ref(cache), layer
+
+    @property
+    def _cache(self) -> ValuePathCache:
+        cache = self._whole_cache()
+        if cache is None:
+            raise RuntimeError("the cache that this layer belonged to is gone")
+        return cache
 
     @property
     def is_initialized(self) -> bool:  # type: ignore[override]

@@ -99,17 +99,26 @@ class TokenValues:
         shape = self.model.plan.shape
         return F.embedding(ids, self.table(core)).unflatten(-1, (shape.num_kv_heads, shape.head_dim))
 
+    def _trained(self, core: Core) -> Tensor | None:
+        """The weight of a trained table; None for other cores and for a table that something else has been put around."""
+        if not isinstance(core, Rows):
+            return None
+        holder = self.model if core.layer is None else self.model.layers[core.layer].self_attn
+        return holder.v_table.weight if type(holder.v_table) is torch.nn.Embedding else None
+
     @torch.no_grad()
     def table(self, core: Core) -> Tensor:
         """The |V|-row table of a core, (|V|, g e). A trained table is returned as it is, never copied."""
-        if isinstance(core, Rows):
-            holder = self.model if core.layer is None else self.model.layers[core.layer].self_attn
-            return holder.v_table.weight
+        trained = self._trained(core)
+        if trained is not None:
+            return trained
         state = self._state(core)
         found = self._tables.get(core)
         if found is None or found[0] != state:
-            vocabulary = torch.arange(self.model.plan.shape.vocab_size, device=self.model.embed_tokens.weight.device)
-            rows = torch.cat([self.compute(core, block).flatten(-2) for block in vocabulary.split(FOLD_BLOCK)])
+            device = self.model.embed_tokens.weight.device
+            vocabulary = torch.arange(self.model.plan.shape.vocab_size, device=device)
+            with torch.autocast(device.type, enabled=False):  # the table outlives the context that it was made in
+                rows = torch.cat([self.compute(core, block).flatten(-2) for block in vocabulary.split(FOLD_BLOCK)])
             self._tables[core] = found = (state, rows)
         return found[1]
 
@@ -121,8 +130,10 @@ class TokenValues:
         """Bytes of the tables that are read for ``cores`` and exist now."""
         total = 0
         for core in cores:
-            if isinstance(core, Rows) or core in self._tables:
-                table = self.table(core) if isinstance(core, Rows) else self._tables[core][1]
+            table = self._trained(core)
+            if table is None and core in self._tables:
+                table = self._tables[core][1]
+            if table is not None:
                 total += table.numel() * table.element_size()
         return total
 
@@ -138,7 +149,7 @@ class TokenValues:
         seen.add(core)
         model = self.model
         attention = model.layers[core.layer or 0].self_attn
-        found = [model.embed_tokens.weight, *(p for b in model.budgets.values() for p in b.parameters())]
+        found: list[Tensor] = [*model.embed_tokens.parameters(), *(p for b in model.budgets.values() for p in b.parameters())]
         match core:
             case Embedded():
                 found += attention.v_proj.parameters()
@@ -159,9 +170,9 @@ class TokenValues:
                                 if hasattr(model.layers[n].self_attn, "mix_v"):
                                     found += model.layers[n].self_attn.mix_v.parameters()
                         case Table(True):
-                            found.append(model.v_table.weight)
+                            found += model.v_table.parameters()
             case Rows():
-                found = [model.v_table.weight if core.layer is None else attention.v_table.weight]
+                found = [*(model if core.layer is None else attention).v_table.parameters()]
         return found
 
 

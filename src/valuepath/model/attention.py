@@ -204,10 +204,9 @@ class Attention(nn.Module):
             else:
                 rest.append(times(weight, self._value_source(term.source, None, env, ids)))
         assert total is not None
-        projection = self.v_proj
-        value = F.linear(total, projection.weight)
-        if projection.bias is not None:
-            value = value + bias * projection.bias
+        value = self.v_proj(total)  # through the module, so that an adapter around it takes part
+        if self.v_proj.bias is not None:
+            value = value + (bias - 1.0) * self.v_proj.bias
         value = value.unflatten(-1, (self.heads["v"], self.head_dim))
         for part in rest:
             value = value + part

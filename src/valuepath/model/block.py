@@ -47,7 +47,8 @@ class Block(GradientCheckpointingLayer):
         self.receives += tuple(f"budget.{group}" for group in plan.budgets)
         self.provides = tuple(item.key for item in plan.layers[layer].provides)
         self.mix_x = None if wired.x.is_plain else Mixer(wired.x, "x", layer, shape)
-        self.input_layernorm = RMSNorm(shape.hidden_size, config.rms_norm_eps, shape.norm_gain)
+        reads_input = plan.layers[layer].reads_input
+        self.input_layernorm = RMSNorm(shape.hidden_size, config.rms_norm_eps, shape.norm_gain and reads_input)
         self.self_attn = Attention(config, plan, layer)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, config.rms_norm_eps, shape.norm_gain)
         self.mlp = Mlp(shape)

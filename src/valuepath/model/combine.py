@@ -93,7 +93,7 @@ class Mixer(nn.Module):
         return total
 
 
-def rescale(x: Tensor, to: Tensor, axis: Axis, eps: float = 1e-12) -> Tensor:
+def rescale(x: Tensor, to: Tensor, axis: Axis, eps: float = 1e-24) -> Tensor:
     """``x * |to| / |x|`` for values (B, T, heads, e).
 
     axis ``token``: norm over all heads of a token; ``head``: per head; ``tensor``: over everything but the batch, which
@@ -102,9 +102,10 @@ def rescale(x: Tensor, to: Tensor, axis: Axis, eps: float = 1e-12) -> Tensor:
     dims = {"token": (-2, -1), "head": (-1,), "tensor": (-3, -2, -1)}[axis]
     dtype = compute_dtype(x.dtype)
     wide = x.to(dtype)
-    norm = wide.square().sum(dims, keepdim=True).sqrt()
-    target = to.to(dtype).square().sum(dims, keepdim=True).sqrt()
-    return (wide * (target / norm.clamp_min(eps))).to(x.dtype)
+    # the floor lies under the root, whose gradient at 0 is infinite
+    norm = wide.square().sum(dims, keepdim=True).clamp_min(eps).sqrt()
+    target = to.to(dtype).square().sum(dims, keepdim=True).clamp_min(eps).sqrt()
+    return (wide * (target / norm)).to(x.dtype)
 
 
 def skip_factor(weight: Weight, learned: Tensor | None) -> Factor:

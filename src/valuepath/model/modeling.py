@@ -126,7 +126,6 @@ class ValuePathPreTrainedModel(PreTrainedModel):
         for module in self.modules():
             if isinstance(getattr(module, "v_table", None), nn.Embedding):
                 self._get_resized_embeddings(cast(nn.Embedding, module.v_table), after, mean_resizing=mean_resizing)
-        base.token_values.invalidate()
         if not mean_resizing:
             initial = self._initializer()
             for name, parameter in self.named_parameters():
@@ -217,6 +216,8 @@ class ValuePathModel(ValuePathPreTrainedModel):
                 "leave the cache out or pass model.make_cache()"
             )
         windows = {layer.window for layer in self.plan.layers} - {None}
+        if any(cache.is_sliding) and 1 in windows:
+            raise ValueError("a DynamicCache cannot hold a window of 1; leave the cache out or pass model.make_cache()")
         if any(cache.is_sliding) and len(windows) > 1:
             raise ValueError(
                 f"a DynamicCache has one sliding window, the layers have {sorted(w for w in windows if w)}; "
@@ -259,6 +260,10 @@ class ValuePathModel(ValuePathPreTrainedModel):
         if cache is not None and past_key_values is not None and cache is not past_key_values:
             raise ValueError("past_key_values and cache are two names of one argument; give one")
         cache = past_key_values if cache is None else cache
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        if given is None or given.ndim < 2 or 0 in given.shape[:2]:
+            found = None if given is None else tuple(given.shape)
+            raise ValueError(f"the input has shape {found}: it needs at least one sequence and one token")
         embedding = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         cache = self._prepare_cache(cache, use_cache, unfolded=input_ids is None)
         past = cache.get_seq_length() if cache is not None else 0
