@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from huggingface_hub.errors import StrictDataclassFieldValidationError
+from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
 from transformers import AutoConfig
 
 import valuepath as vp
@@ -224,3 +224,8 @@ def test_what_transformers_puts_into_a_config_is_taken():
     assert found.rope_parameters == {"rope_type": "default", "rope_theta": 500.0}
     old_name = small_config(rope_scaling={"rope_type": "linear", "factor": 2.0}, rope_theta=700.0)
     assert old_name.rope_parameters == {"rope_type": "linear", "factor": 2.0, "rope_theta": 700.0}
+
+
+def test_a_missing_factor_of_a_rope_type_is_named():
+    with pytest.raises(StrictDataclassClassValidationError, match=r"Missing required keys.*'linear'.*'factor'"):
+        vp.ValuePathConfig(rope_parameters={"rope_type": "linear"})

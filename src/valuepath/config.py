@@ -256,6 +256,13 @@ class ValuePathConfig(PreTrainedConfig):
         if value is None or not math.isfinite(value) or not 0 <= value <= most:
             raise ValueError(f"{name}={value!r}: expected {expected}")
 
+    def validate_rope(self) -> None:
+        """transformers' checks of the scaling type, which name missing factors in a KeyError."""
+        try:
+            super().validate_rope()
+        except KeyError as missing:
+            raise ValueError(str(missing.args[0])) from None
+
     def _check_rope(self) -> None:
         assert self.rope_parameters is not None  # filled in by transformers
         kind, theta = self.rope_parameters.get("rope_type"), self.rope_parameters.get("rope_theta")
