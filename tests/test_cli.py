@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from valuepath import counts, describe, plot
-from valuepath.cli import _value, app
+from valuepath.cli import app
+from valuepath.cli.common import yaml_value
 from valuepath.config import ValuePathConfig
 from valuepath.equations import parse
 from valuepath.plan import Shape, make_plan
@@ -260,7 +261,7 @@ def test_options_of_a_preset_are_read_as_yaml():
      ("1e-3", 0.001), ("true", True), ("null", None), ("", None), ("head", "head"), ("'1:'", "1:"), ("{a: 1}", {"a": 1})],
 )  # fmt: skip
 def test_option_values(text, value):
-    found = _value(text)
+    found = yaml_value(text)
     assert found == value
     assert type(found) is type(value)
 
@@ -425,7 +426,10 @@ def test_sizes_in_words(count, text):
 
 def test_the_command_imports_nothing_heavy_before_it_runs():
     """``valuepath --help`` must not wait for torch: only light modules are imported at the top of ``cli``."""
-    tree = ast.parse(Path(describe.__file__).with_name("cli.py").read_text())
-    top = {alias.name.split(".")[0] for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
-    top |= {(node.module or "").split(".")[0] for node in tree.body if isinstance(node, ast.ImportFrom)}
-    assert not top & {"valuepath", "torch", "transformers", "matplotlib"}
+    for path in (Path(describe.__file__).parent / "cli").glob("*.py"):
+        tree = ast.parse(path.read_text())
+        top = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
+        top |= {node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom)}
+        own = {name for name in top if name.startswith("valuepath") and not name.startswith("valuepath.cli")}
+        heavy = {"torch", "transformers", "matplotlib", "datasets", "pandas", "scipy", "plotly"}
+        assert not own and not {name.split(".")[0] for name in top} & heavy, path

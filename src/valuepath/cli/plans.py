@@ -1,93 +1,24 @@
-"""The command ``valuepath``: one verb a job. Heavy imports wait until a verb needs them.
-
-Whatever is wrong with an equation, a preset, an option or a size is printed once, without a traceback, and ends with exit
-code 2.
-"""
+"""``valuepath variants`` and ``valuepath describe``: what an equation amounts to, before anything is trained."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import yaml
-from rich.console import Console
-from rich.markup import escape
 from rich.padding import Padding
 from rich.text import Text
+
+from valuepath.cli.common import console_for, options, reported
 
 if TYPE_CHECKING:
     from valuepath.config import ValuePathConfig
     from valuepath.describe import About
     from valuepath.variants import Preset
 
-app = typer.Typer(
-    name="valuepath",
-    help="Write where each layer's value comes from as an equation; get the model, its cache and its costs.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
-BAD_INPUT = 2
-WIDEST = 100
-"""Columns: longer lines are hard to read."""
-
-
-def main() -> None:
-    """Entry point of the command ``valuepath``."""
-    app()
-
-
-def _console(*, stderr: bool = False) -> Console:
-    console = Console(stderr=stderr, highlight=False)
-    return Console(stderr=stderr, highlight=False, width=min(console.width, WIDEST))
-
-
-@contextmanager
-def _reported() -> Iterator[None]:
-    """Bad input as one message on standard error and exit code 2."""
-    try:
-        yield
-    except (ValueError, OSError) as wrong:  # WiringError and VariantError are ValueErrors
-        _console(stderr=True).print(f"[bold red]error:[/] {escape(str(wrong))}", soft_wrap=True)
-        raise typer.Exit(BAD_INPUT) from None
-
-
-def _options(pairs: list[str]) -> dict[str, Any]:
-    """``key=value`` pairs with values in YAML: ``layers=[5, 6, 7]``, ``first=5.0``."""
-    found: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not equals or not key.strip():
-            raise ValueError(f"--option {pair!r}: expected key=value, e.g. --option 'layers=[5, 6, 7]'")
-        try:
-            found[key.strip()] = _value(text)
-        except yaml.YAMLError:
-            raise ValueError(
-                f"--option {pair!r}: the value is not YAML; expected e.g. 2.0, [5, 6, 7], true or a word"
-            ) from None
-    return found
-
-
-def _value(text: str) -> Any:
-    """One value in YAML, except for two readings of YAML 1.1 that nobody means here: a slice is no base-60 number or mapping
-    (``1:5`` is 65 and ``1:`` a mapping there), and ``1e-3`` is a number."""
-    text = text.strip()
-    if ":" in text and text[0] not in "[{'\"":
-        return text
-    value = yaml.safe_load(text)
-    if isinstance(value, str) and text[0] in "+-.0123456789":
-        with suppress(ValueError):
-            return float(value)
-    return value
-
 
 # -------------------------------------------------------------------------------------------------------- variants
-@app.command()
 def variants(
     layers: Annotated[int, typer.Option(min=1, help="For how many layers the equation is written.")] = 8,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
@@ -112,7 +43,7 @@ def variants(
         ]
         typer.echo(json.dumps(entries, indent=2))
         return
-    console = _console()
+    console = console_for()
 
     def indented(text: str, style: str) -> None:
         console.print(Padding(Text(text, style=style), (0, 0, 0, 2)))
@@ -163,7 +94,6 @@ def _about(config: ValuePathConfig) -> About:
     return About(found.name, found.paper, found.location, found.summary, config.style)
 
 
-@app.command()
 def describe(
     what: Annotated[str, typer.Argument(help="A preset (see 'valuepath variants') or an equation such as 'v[1:] = tap(0)'.")],
     layers: Annotated[int | None, typer.Option(help="Number of layers.")] = None,
@@ -186,7 +116,7 @@ def describe(
     plot: Annotated[Path | None, typer.Option(help="Also draw bytes over the context to this .png, .svg or .pdf.")] = None,
 ) -> None:
     """Print a model's layer-by-layer plan, its parameters, FLOPs and cache. Computed, not measured."""
-    with _reported():
+    with reported():
         from valuepath.describe import as_json as to_json
         from valuepath.describe import describe as build
         from valuepath.plot import checked_path, save_plot
@@ -208,7 +138,7 @@ def describe(
             "sliding_window": sliding_window,
             "fold": fold,
         }
-        config = _config(what, _options(option or []), fields)
+        config = _config(what, options(option or []), fields)
         description = build(
             config.plan(),
             config.equation(),
@@ -220,13 +150,10 @@ def describe(
         )
         if plot is not None:
             save_plot(description, plot)
-            _console(stderr=True).print(f"plot written to {plot}", markup=False, soft_wrap=True)
+            console_for(stderr=True).print(f"plot written to {plot}", markup=False, soft_wrap=True)
     # outside of the errors above: a closed pipe is not bad input
     if as_json:
         typer.echo(json.dumps(to_json(description), indent=2))
     else:
-        render(description, _console())
+        render(description, console_for())
 
-
-if __name__ == "__main__":
-    main()

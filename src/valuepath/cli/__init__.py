@@ -1,0 +1,24 @@
+"""The command ``valuepath``: one verb a job. Heavy imports wait until a verb needs them.
+
+Whatever is wrong with an equation, a preset, an option, a file or a size is printed once, without a traceback, and ends with
+exit code 2.
+"""
+
+import typer
+
+from valuepath.cli import plans
+
+app = typer.Typer(
+    name="valuepath",
+    help="Write where each layer's value comes from as an equation; get the model, its cache, its costs and a comparison.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(plans.variants)
+app.command()(plans.describe)
+
+
+def main() -> None:
+    """Entry point of the command ``valuepath``."""
+    app()

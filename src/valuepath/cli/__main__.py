@@ -1,0 +1,3 @@
+from valuepath.cli import main
+
+main()
