@@ -179,7 +179,8 @@ def _weight_text(weight: Weight) -> str:
     raise AssertionError(weight)
 
 
-def _source_text(source: Source, stream: str) -> str:
+def source_text(source: Source, stream: str) -> str:
+    """A source as an equation for this stream writes it."""
     match source:
         case Tap(layer):
             return f"tap(v, {layer})" if stream == "out" else f"tap({layer})"
@@ -220,7 +221,7 @@ def mix_text(mix: Mix, stream: str, n: int) -> str:
         run = _run_text(mix.terms, at, n) if stream != "out" else None
         if run is None:
             term = mix.terms[at]
-            run = _weight_text(term.weight) + _source_text(term.source, stream), at + 1
+            run = _weight_text(term.weight) + source_text(term.source, stream), at + 1
         text, at = run
         parts.append(text if not parts else f"- {text[1:]}" if text.startswith("-") else f"+ {text}")
     text = " ".join(parts)

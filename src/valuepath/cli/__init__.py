@@ -6,7 +6,7 @@ exit code 2.
 
 import typer
 
-from valuepath.cli import plans
+from valuepath.cli import data, plans, study, train
 
 app = typer.Typer(
     name="valuepath",
@@ -17,6 +17,9 @@ app = typer.Typer(
 )
 app.command()(plans.variants)
 app.command()(plans.describe)
+app.add_typer(data.app, name="data")
+app.command()(train.train)
+app.add_typer(study.app, name="study")
 
 
 def main() -> None:

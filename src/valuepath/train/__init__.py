@@ -1,0 +1,1 @@
+"""One run: its settings, its optimiser, the training itself on transformers' ``Trainer``, its folder."""
