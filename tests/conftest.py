@@ -8,6 +8,8 @@ from importlib.metadata import version
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["texts"]
+
 EXPECTED = os.environ.get("EXPECTED_TRANSFORMERS")
 """The transformers version that the caller means to test, if it said so (``make test`` does)."""
 

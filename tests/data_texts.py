@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from transformers import AutoTokenizer
+
+from valuepath.data.corpus import Corpus
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -56,6 +59,17 @@ def documents(ids: np.ndarray, eos: int) -> list[list[int]]:
         else:
             current.append(token)
     return [*found, current] if current else found
+
+
+def decoded_documents(corpus: Corpus, name: str, split: str) -> list[str]:
+    """Documents of a stream; of a training stream the last one may be cut off and is left out if so."""
+    stream = getattr(corpus.domains[name], split)
+    ids = stream.read(0, len(stream))
+    parts = documents(ids, corpus.eos)
+    if ids[-1] != corpus.eos:
+        parts.pop()
+    tokenizer = AutoTokenizer.from_pretrained(corpus.path / "tokenizer")
+    return [tokenizer.decode(part, clean_up_tokenization_spaces=False) for part in parts]
 
 
 def run_python(code: str, *arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -8,13 +8,13 @@ from valuepath.study.results import (
     Cache,
     Coefficients,
     Curve,
-    DataSummary,
     Failure,
     Group,
     HeldOut,
     Measured,
     Scores,
     StudyResults,
+    Text,
     VariantResult,
 )
 from valuepath.study.statistics import score
@@ -104,11 +104,13 @@ def study(
         baseline=names[0],
         seeds=list(range(seeds)),
         budget="5,000 tokens",
-        data=DataSummary(
-            fingerprint="0123456789ab",
-            vocab_size=1024,
-            held_out={name: HeldOut(tokens=5000 + n, bytes=20_000 + n) for n, name in enumerate(DOMAINS)},
-        ),
+        data=[
+            Text(
+                fingerprint="0123456789ab",
+                vocab_size=1024,
+                held_out={name: HeldOut(tokens=5000 + n, bytes=20_000 + n) for n, name in enumerate(DOMAINS)},
+            )
+        ],
         planned=len(names) * seeds * len(points),
         finished=finished,
         notes=["Trained on: cpu."],

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from valuepath import counts, describe, plot
 from valuepath.cli import app
-from valuepath.cli.common import yaml_value
 from valuepath.config import ValuePathConfig
 from valuepath.equations import parse
 from valuepath.plan import Shape, make_plan
 from valuepath.render import ranges, size
+from valuepath.settings import yaml_value
 from valuepath.variants import variants
 
 LARGE = ["--layers", "24", "--hidden", "1536", "--heads", "12", "--vocab", "32768"]

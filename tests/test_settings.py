@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from valuepath.settings import as_yaml, parse_yaml, read_yaml
+from valuepath.settings import as_yaml, parse_yaml, read_yaml, yaml_value
 from valuepath.train.settings import RunSettings
 
 RUN = """\
@@ -105,6 +105,12 @@ def _nested(inner):
 @given(st.recursive(_scalars, _nested, max_leaves=12))
 def test_what_is_written_reads_back(value):
     assert parse_yaml(as_yaml({"key": value}), "x.yaml").data == {"key": value}
+
+
+def test_a_slice_is_no_number_in_base_60():
+    text = "a: 1:5\nb: [1:5, 2]\nc: '1:5'\nd: {e: 12:30:45}\n"
+    assert parse_yaml(text, "x.yaml").data == {"a": "1:5", "b": ["1:5", 2], "c": "1:5", "d": {"e": "12:30:45"}}
+    assert yaml_value("1:5") == "1:5" and yaml_value("[1e-3, 2]") == [0.001, 2] and yaml_value("1:") == "1:"
 
 
 def test_our_reading_is_that_of_a_yaml_library_but_for_exponents():

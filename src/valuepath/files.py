@@ -77,9 +77,11 @@ def new_folder(path: Path) -> Iterator[Path]:
         building.chmod(0o755)
         yield building
         sync_tree(building)
+        replaced = building.with_name(building.name + ".old")
         if path.exists():
-            shutil.rmtree(path)
+            os.replace(path, replaced)
         os.replace(building, path)
         sync_folder(path.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
     finally:
         shutil.rmtree(building, ignore_errors=True)

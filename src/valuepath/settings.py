@@ -225,6 +225,8 @@ def _built(node: yaml.Node, at: Key, places: dict[Key, str], name: str, loader: 
             places[*at, n] = f"{name}, line {item.start_mark.line + 1}"
             items.append(_built(item, (*at, n), places, name, loader, depth + 1))
         return items
+    if isinstance(node, yaml.ScalarNode) and node.style is None and ":" in node.value:
+        return node.value  # 1:5 is a slice here, not 65 in base 60; a date stays text too
     value = loader.construct_object(node)
     if isinstance(value, str) and isinstance(node, yaml.ScalarNode) and node.style is None:
         try:
@@ -232,6 +234,18 @@ def _built(node: yaml.Node, at: Key, places: dict[Key, str], name: str, loader: 
         except ValueError:
             return value
     return value
+
+
+def yaml_value(text: str) -> Any:
+    """One value as on the command line: ``1e-3``, ``[5, 6, 7]``, ``true``, ``1:5``, a word.
+
+    Raises:
+        ValueError: if it is no YAML.
+    """
+    text = text.strip()
+    if ":" in text and text[0] not in "[{'\"":
+        return text
+    return parse_yaml(f"value: {text}", repr(text)).data["value"]
 
 
 # ---------------------------------------------------------------------------------------------------------- writing

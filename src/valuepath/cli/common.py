@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import typer
-import yaml
 from rich.console import Console
 from rich.markup import escape
 
@@ -38,23 +37,12 @@ def options(pairs: list[str], flag: str = "--option", example: str = "layers=[5,
         key, equals, text = pair.partition("=")
         if not equals or not key.strip():
             raise ValueError(f"{flag} {pair!r}: expected key=value, e.g. {flag} '{example}'")
+        from valuepath.settings import yaml_value
+
         try:
             found[key.strip()] = yaml_value(text)
-        except yaml.YAMLError:
+        except ValueError:
             raise ValueError(
                 f"{flag} {pair!r}: the value is not YAML; expected e.g. 2.0, [5, 6, 7], true or a word"
             ) from None
     return found
-
-
-def yaml_value(text: str) -> Any:
-    """One value in YAML, except for two readings of YAML 1.1 that nobody means here: a slice is no base-60 number or mapping
-    (``1:5`` is 65 and ``1:`` a mapping there), and ``1e-3`` is a number."""
-    text = text.strip()
-    if ":" in text and text[0] not in "[{'\"":
-        return text
-    value = yaml.safe_load(text)
-    if isinstance(value, str) and text[0] in "+-.0123456789":
-        with suppress(ValueError):
-            return float(value)
-    return value

@@ -22,7 +22,7 @@ def prepare(
     sources: Annotated[
         list[str],
         typer.Argument(
-            metavar="SOURCE...",
+            metavar="SOURCE",
             help="[NAME=]WHERE: a folder, a text, JSONL or Parquet file, hub:OWNER/NAME[:CONFIG][:SPLIT], builtin:sotu or "
             "builtin:stdlib. See docs/data.md.",
         ),

@@ -62,7 +62,7 @@ def run(
         left = unfinished(folder, study)
         console = console_for(stderr=True)
         if left:
-            count = workers or default_workers(study, len(left))
+            count = min(workers or default_workers(study, len(left)), len(left))
             progress = _Shown(console, study, done=len(study.distinct) - len(left))
             console.print(
                 f"{study.name}: {len(study.distinct)} runs, {len(study.distinct) - len(left)} finished before; "
@@ -233,7 +233,7 @@ def _dry_run(plan: StudyPlan, folder: StudyFolder, study: StoredStudy, workers: 
             style="" if run.id in left else "dim",
         )
     console.print(table)
-    count = workers or default_workers(study, max(1, len(left)))
+    count = max(1, min(workers or default_workers(study, len(left)), len(left)))
     total = sum(study.costs[run.group][run.variant].training_flops for run in study.distinct.values())
     console.print(f"{len(study.distinct)} runs, {len(study.distinct) - len(left)} of them finished; {total:.3g} training FLOPs")
     if left:

@@ -33,7 +33,10 @@ def train(
         document = read_yaml(settings).with_overrides(options(overrides or [], "--set", "optimiser.lr=2e-3"))
         run_settings = RunSettings.of(document)
         corpus = Corpus.load(Path(run_settings.data.path))
-        run = run_settings.resolve(corpus.vocab_size, corpus.fingerprint, corpus.eos)
+        try:
+            run = run_settings.resolve(corpus.vocab_size, corpus.fingerprint, corpus.eos)
+        except ValueError as wrong:
+            raise ValueError(f"{document.place(('model',))}: {wrong}") from None
         folder = RunFolder(out)
         folder.check(run.id)
         console = console_for(stderr=True)

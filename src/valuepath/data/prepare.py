@@ -80,6 +80,8 @@ def prepare(
     wanted = vocabulary_of(tokenizer)
     _check_numbers(block, holdout, max_holdout_bytes, max_bytes)
     _check_out(out, parsed, overwrite)
+    if domain_column is None:  # else the names are known after reading only
+        check_weights(weights, list(dict.fromkeys(source.name for source in parsed)), "--weight")
     loaded = load_tokenizer(tokenizer) if wanted is None else None
     with files.new_folder(out) as building, _no_progress_bars():
         scratch = building / "spool"
@@ -103,7 +105,9 @@ def prepare(
             tell(f"encoding {name}")
             writing = _Writing(building, scratch, domain_folder(index, name), domain, splits[name], banned, encoder, block)
             found[name] = writing.run(given.get(name))
-            whole.update(writing.fingerprints.encode())
+            held = found[name].validation
+            # besides the ids: where the text ends in its last row, and the bytes that bits per byte are of
+            whole.update(json.dumps([*writing.fingerprints, found[name].train.stream, held.stream, held.bytes]).encode())
         shutil.rmtree(scratch)
         meta = Meta(
             format=FORMAT,
@@ -214,7 +218,7 @@ class _Writing:
         self.domain, self.split, self.banned, self.encoder, self.block = domain, split, banned, encoder, block
         self.train_writer = StreamWriter(scratch / "train.arrow", block, fill=None)
         self.held_writer = StreamWriter(scratch / "validation.arrow", block, fill=encoder.eos)
-        self.fingerprints = ""
+        self.fingerprints: list[str] = []
 
     def run(self, weight: float | None) -> DomainMeta:
         try:
@@ -249,8 +253,8 @@ class _Writing:
                 f"the domain {domain.name!r}: {len(cut)} training tokens are less than one row of --block {self.block}; "
                 f"give it more text, or --block {len(cut)} or less"
             )
-        self.fingerprints = self.train_writer.finish(self.building / "train" / self.folder)
-        self.fingerprints += self.held_writer.finish(self.building / "validation" / self.folder)
+        for split, writer in (("train", self.train_writer), ("validation", self.held_writer)):
+            self.fingerprints.append(writer.finish(self.building / split / self.folder))
         return DomainMeta(
             weight=weight,
             train=train.meta(cut),

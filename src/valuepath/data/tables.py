@@ -125,7 +125,7 @@ def _jsonl(path: Path, shown: str, columns: Columns) -> Iterator[Document | Skip
             if not raw.strip():
                 continue
             try:
-                text = raw.decode("utf-8")
+                text = raw.decode("utf-8").rstrip()
             except UnicodeDecodeError as wrong:
                 yield Skip(columns.name, NOT_TEXT, f"{where}, byte {wrong.start}")
                 continue

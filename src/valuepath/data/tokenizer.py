@@ -28,8 +28,8 @@ _MIN_FREQUENCY = 2  # a merge seen once is a memory of one place in the text
 
 @contextmanager
 def quiet_threads() -> Iterator[None]:
-    """Tokenizers in one thread, unless the user's environment says otherwise: its thread pool warns whenever a process that
-    has used it forks, as data loaders do later."""
+    """Tokenizers in one thread, unless the user's environment says otherwise: up to version 0.22 its thread pool warns whenever
+    a process that has used it forks, as data loaders do later."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
     os.environ.setdefault(name, "false")

@@ -106,7 +106,8 @@ def markdown(results: StudyResults) -> str:
         ]
     parts += [_cell(words.held_out(results)), *(_cell(note) for note in results.notes), words.CAVEAT]
     machine = ", ".join(f"{name} {value}" for name, value in results.measured.machine.items())
-    parts.append(f"Data {_cell(results.data.fingerprint)}; machine: {_cell(machine)}.")
+    texts = ", ".join(f"{text.fingerprint} (vocabulary {text.vocab_size:,})" for text in results.data)
+    parts.append(f"Text {texts}; machine: {_cell(machine)}.")
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

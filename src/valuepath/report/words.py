@@ -121,7 +121,8 @@ def heading(results: StudyResults) -> str:
 
 def held_out(results: StudyResults) -> str:
     """What the losses are of."""
-    parts = [f"{name} {count(each.tokens)} tokens" for name, each in results.data.held_out.items()]
+    one = results.data[0] if len(results.data) == 1 else None
+    parts = [f"{name} {count(each.tokens)} tokens" for name, each in (one.held_out.items() if one is not None else ())]
     text = f" Held-out text: {', '.join(parts)}." if parts else ""
     return (
         "Loss: nats a token of held-out text, mean over domains, then over seeds. BPB: bits a UTF-8 byte. Difference: loss "

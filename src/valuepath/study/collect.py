@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
 from collections.abc import Callable
-from importlib.metadata import version
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from valuepath import files
 from valuepath.study.results import (
     Cache,
     Coefficients,
     Curve,
-    DataSummary,
     Failure,
     Group,
-    HeldOut,
     Measured,
     Score,
     Scores,
@@ -27,9 +22,6 @@ from valuepath.study.results import (
 from valuepath.study.statistics import score
 from valuepath.study.store import StoredRun, StoredStudy, StudyFolder, point_text
 from valuepath.train.result import Metric, RunResult
-
-if TYPE_CHECKING:
-    from valuepath.data.corpus import Corpus
 
 Results = dict[int, RunResult]
 """Seed -> result."""
@@ -45,37 +37,32 @@ def collect(folder: StudyFolder, study: StoredStudy) -> StudyResults:
     """
     finished = {run_id: result for run_id in study.distinct if (result := folder.run(run_id).result()) is not None}
     groups = [_group(folder, study, g, finished) for g in range(len(study.points))]
-    corpus = _corpus(study)
-    held_out = {
-        name: HeldOut(tokens=len(domain.validation) - 1, bytes=domain.validation_bytes)
-        for name, domain in (corpus.domains.items() if corpus is not None else ())
-    }
     return StudyResults(
         name=study.name,
         baseline=study.baseline,
         seeds=study.seeds,
         budget=study.budget,
-        data=DataSummary(
-            fingerprint=" ".join(study.fingerprints),
-            vocab_size=corpus.vocab_size if corpus is not None else 0,
-            held_out=held_out,
-        ),
+        data=study.texts,
         planned=len(study.distinct),
         finished=len(finished),
         notes=_notes(study, finished),
         groups=groups,
-        measured=Measured(machine=machine(), step_seconds=[_step_seconds(folder, study, g) for g in range(len(groups))]),
+        measured=Measured(
+            machine=_machine(folder, study),
+            step_seconds=[_step_seconds(folder, study, g) for g in range(len(groups))],
+        ),
     )
 
 
-def _corpus(study: StoredStudy) -> Corpus | None:
-    """The text, if it is still where it was: a report can be made without it."""
-    from valuepath.data.corpus import Corpus
-
-    try:
-        return Corpus.load(Path(study.data))
-    except (ValueError, OSError):
-        return None
+def _machine(folder: StudyFolder, study: StoredStudy) -> dict[str, str | int]:
+    """Where the runs were trained; what differs between them is listed."""
+    found = [files.read_json(path) for run in study.distinct if (path := folder.run(run).machine_file).exists()]
+    values: dict[str, list[str | int]] = {}
+    for each in found:
+        for name, value in each.items():
+            if value not in values.setdefault(name, []):
+                values[name].append(value)
+    return {name: each[0] if len(each) == 1 else "; ".join(map(str, each)) for name, each in values.items()}
 
 
 def _runs(study: StoredStudy, group: int, variant: str) -> list[StoredRun]:
@@ -199,24 +186,3 @@ def _notes(study: StoredStudy, finished: dict[str, RunResult]) -> list[str]:
     devices = sorted({run.settings.compute.device for run in study.runs})
     notes.append(f"Trained on: {', '.join(devices)}.")
     return notes
-
-
-def machine() -> dict[str, str | int]:
-    """What the numbers were made with."""
-    return {
-        "processor": _processor(),
-        "cores": os.cpu_count() or 0,
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "transformers", "valuepath")},
-    }
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

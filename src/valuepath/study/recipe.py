@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
+from valuepath.data.order import TrainingOrder
 from valuepath.equations import nearest
 from valuepath.settings import Document, Key, Settings
 from valuepath.train.settings import Run, RunSettings
@@ -26,6 +27,11 @@ Point = dict[str, Any]
 
 MAY_DIFFER = ("model", "optimiser")
 """Sections in which variants may differ."""
+
+SECTIONS = frozenset(
+    name for name, field in RunSettings.model_fields.items() if name == "model" or isinstance(field.annotation, type(Settings))
+)
+"""Settings of a run that have settings of their own."""
 
 _AXIS = "a list of values, e.g. [0.001, 0.002]"
 
@@ -50,18 +56,31 @@ class VariantEntry(Settings):
         if self.wiring is not None and self.options:
             raise ValueError("options belong to a preset; write the numbers into the equation instead")
         for path in (*self.set, *self.axes):
-            section = path.split(".")[0]
+            section, _, key = path.partition(".")
+            if section in MAY_DIFFER and not key:
+                raise ValueError(f"{path} is a whole section; name a setting in it, e.g. optimiser.lr")
             if section not in MAY_DIFFER:
                 raise ValueError(
                     f"{path}: a variant may differ from the others in {' and '.join(MAY_DIFFER)} only, so that the "
                     "comparison stays paired; change it in base for all, or make it an axis of the recipe"
                 )
+        for path in self.set:
+            if path.split(".")[1] in ("variant", "wiring", "variant_options"):
+                raise ValueError(f"set: {path}: give it as variant, wiring or options of this entry")
         _check_axes(self.axes)
+        _check_apart([*self.set, *self.axes])
         return self
 
     @property
     def label(self) -> str:
         return self.name or self.variant or " ".join((self.wiring or "").split())
+
+
+def _check_apart(paths: list[str]) -> None:
+    """No setting twice, and none inside another."""
+    for one, other in itertools.permutations(paths, 2):
+        if one == other or other.startswith(one + "."):
+            raise ValueError(f"{one} and {other} set the same thing; keep one")
 
 
 def _check_axes(axes: dict[str, list[Any]]) -> None:
@@ -126,7 +145,10 @@ class Recipe(Settings):
                 raise ValueError("seed is no axis; list the seeds in seeds")
             if path in ("model.variant", "model.wiring"):
                 raise ValueError(f"{path} is no axis; list the variants in variants")
+            if path in SECTIONS:
+                raise ValueError(f"{path} is a whole section; name a setting in it, e.g. optimiser.lr")
         _check_axes(value)
+        _check_apart(list(value))
         return value
 
     @model_validator(mode="after")
@@ -158,6 +180,7 @@ class StudyPlan:
         variants: names, in the recipe's order; the values of a variant's own axes are part of its name.
         own: variant -> settings that only it has.
         points: of the axes; [{}] without axes.
+        corpora: the texts of the runs.
     """
 
     recipe: Recipe
@@ -166,6 +189,7 @@ class StudyPlan:
     own: dict[str, Point]
     points: tuple[Point, ...]
     runs: tuple[PlannedRun, ...]
+    corpora: tuple[Corpus, ...]
 
     @property
     def distinct(self) -> dict[str, PlannedRun]:
@@ -208,14 +232,17 @@ def expand(document: Document, load: Any) -> StudyPlan:
         if names.count(name) > 1:
             raise document.error(("variants", n), f"two variants are called {name!r}; give one of them another name")
     for name, n, _, own in variants:
-        if clash := set(own) & set(recipe.axes):
-            raise document.error(("variants", n), f"{name} sets {min(clash)}, which is an axis of the recipe; keep one")
+        try:
+            _check_apart([*own, *recipe.axes])
+        except ValueError as wrong:
+            raise document.error(("variants", n), f"{name} and the recipe's axes: {wrong}") from None
     baseline = recipe.baseline or names[0]
     if baseline not in names:
         raise document.error(("baseline",), f"no variant is called {baseline!r}{nearest(baseline, names)}; there are {names}")
     base = document.section("base")
     points = _combinations(recipe.axes)
     corpora: dict[str, Corpus] = {}
+    readable: set[str] = set()
     runs = []
     for seed in recipe.seeds:
         for group, point in enumerate(points):
@@ -233,12 +260,19 @@ def expand(document: Document, load: Any) -> StudyPlan:
                     except ValueError as wrong:
                         raise base.error(("data", "path"), str(wrong)) from None
                 corpus = corpora[path]
+                reading = json.dumps([path, run.data.length, run.data.weights], sort_keys=True)
+                if reading not in readable:  # a wrong length or weight is said now, not by every run
+                    try:
+                        TrainingOrder(corpus, run.data.length, seed, run.data.weights)
+                    except ValueError as wrong:
+                        raise at.error(("data",), str(wrong)) from None
+                    readable.add(reading)
                 try:
                     runs.append(PlannedRun(group, name, seed, run.resolve(corpus.vocab_size, corpus.fingerprint, corpus.eos)))
                 except ValueError as wrong:
                     raise ValueError(f"{place}: {name}: {wrong}") from None
     own_settings = {name: own for name, _, _, own in variants if own}
-    return StudyPlan(recipe, baseline, tuple(names), own_settings, tuple(points), tuple(runs))
+    return StudyPlan(recipe, baseline, tuple(names), own_settings, tuple(points), tuple(runs), tuple(corpora.values()))
 
 
 def _settings(base: Document, place: str, entry: VariantEntry, own: Point, seed: int) -> RunSettings:

@@ -7,14 +7,12 @@ on the same kind of machine.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 SCHEMA = 1
 """Raised whenever a field changes its meaning or goes away."""
-
-Setting = str | int | float | bool | None
 
 
 class _Record(BaseModel):
@@ -132,7 +130,7 @@ class VariantResult(_Record):
 class Group(_Record):
     """One point of the axes, e.g. ``{"optimiser.lr": 0.001}``; {} if the recipe has no axes. Comparisons stay inside it."""
 
-    point: dict[str, Setting]
+    point: dict[str, Any]
     variants: list[VariantResult]
 
 
@@ -158,7 +156,7 @@ class StudyResults(_Record):
         baseline: the variant that all others are compared with.
         seeds: those that the recipe asks for.
         budget: in words, e.g. ``400,000 tokens``.
-        data: the prepared text's fingerprint, its domains and how many held-out tokens and bytes each has.
+        data: the prepared texts.
         planned, finished: numbers of runs.
         notes: what a reader has to know about these numbers, one sentence each.
     """
@@ -168,7 +166,7 @@ class StudyResults(_Record):
     baseline: str
     seeds: list[int]
     budget: str
-    data: DataSummary
+    data: list[Text]
     planned: int
     finished: int
     notes: list[str]
@@ -177,11 +175,15 @@ class StudyResults(_Record):
 
 
 class HeldOut(_Record):
+    """Predicted tokens, EOS included, and UTF-8 bytes of text."""
+
     tokens: int
     bytes: int
 
 
-class DataSummary(_Record):
+class Text(_Record):
+    """A prepared text: its fingerprint, its vocabulary, and how much of each domain is held out."""
+
     fingerprint: str
     vocab_size: int
     held_out: dict[str, HeldOut]

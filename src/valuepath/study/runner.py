@@ -131,9 +131,11 @@ class Runner:
 
     def _device(self, number: int) -> str:
         """One GPU a worker, of those that this process may use."""
+        import torch
+
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        devices = visible.split(",") if visible else None
-        return devices[number % len(devices)] if devices else str(number)
+        devices = visible.split(",") if visible else [str(n) for n in range(torch.cuda.device_count())]
+        return devices[number % len(devices)]
 
     def _listen(self, number: int, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None

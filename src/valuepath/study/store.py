@@ -17,7 +17,9 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from valuepath import files
+from valuepath.data.corpus import Corpus
 from valuepath.study.recipe import Point, StudyPlan
+from valuepath.study.results import HeldOut, Text
 from valuepath.train.folder import RunFolder
 from valuepath.train.result import RunFailure
 from valuepath.train.settings import RunSettings
@@ -66,8 +68,7 @@ class StoredStudy(_Stored):
     budget: str
     context: int
     dtype: str
-    data: str
-    fingerprints: list[str]
+    texts: list[Text]
     costs: list[dict[str, StoredCosts]]
     runs: list[StoredRun]
 
@@ -109,8 +110,7 @@ def stored(plan: StudyPlan) -> StoredStudy:
         budget=_budget(plan),
         context=recipe.report.context,
         dtype=recipe.report.dtype,
-        data=plan.runs[0].run.settings.data.path,
-        fingerprints=sorted({planned.run.fingerprint for planned in plan.runs}),
+        texts=[_text(corpus) for corpus in plan.corpora],
         costs=costs,
         runs=[
             StoredRun(
@@ -124,6 +124,14 @@ def stored(plan: StudyPlan) -> StoredStudy:
             for planned in plan.runs
         ],
     )
+
+
+def _text(corpus: Corpus) -> Text:
+    held_out = {
+        name: HeldOut(tokens=len(domain.validation) - 1, bytes=domain.validation_bytes)
+        for name, domain in corpus.domains.items()
+    }
+    return Text(fingerprint=corpus.fingerprint, vocab_size=corpus.vocab_size, held_out=held_out)
 
 
 def _budget(plan: StudyPlan) -> str:

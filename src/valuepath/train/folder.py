@@ -4,6 +4,7 @@
 
     id                     the hash of the settings, 12 hexadecimal digits
     settings.yaml          what was trained
+    machine.json           where, with which versions
     metrics.jsonl          one record a line: training loss, held-out loss
     timing.jsonl           seconds of an optimiser step
     tensorboard/
@@ -23,12 +24,16 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
 
 from valuepath import files
-from valuepath.train.result import RunFailure, RunResult
+from valuepath.train.result import Record, RunFailure, RunResult
 
 COMPLETE = "complete"
+
+Kind = TypeVar("Kind", bound=Record)
 
 
 class RunFolder:
@@ -43,14 +48,19 @@ class RunFolder:
         self.model = path / "model"
         self.tensorboard = path / "tensorboard"
         self.id_file = path / "id"
+        self.machine_file = path / "machine.json"
 
     # ------------------------------------------------------------------------------------------------- what it has
     def result(self) -> RunResult | None:
-        """The result, if the run is finished."""
-        return RunResult.model_validate(files.read_json(self.result_file)) if self.result_file.exists() else None
+        """The result, if the run is finished.
+
+        Raises:
+            ValueError: if it is damaged.
+        """
+        return _record(self.result_file, RunResult)
 
     def failure(self) -> RunFailure | None:
-        return RunFailure.model_validate(files.read_json(self.failure_file)) if self.failure_file.exists() else None
+        return _record(self.failure_file, RunFailure)
 
     def checkpoints(self) -> list[tuple[int, Path]]:
         """Complete checkpoints by step."""
@@ -83,7 +93,9 @@ class RunFolder:
                 raise ValueError(
                     f"{self.path}: holds a run with other settings ({found}, these are {run_id}); choose another folder"
                 )
-        elif self.path.exists() and any(self.path.iterdir()):
+        elif self.path.exists() and any(
+            entry != self.failure_file and not entry.name.startswith(".") for entry in self.path.iterdir()
+        ):
             raise ValueError(f"{self.path}: is not empty and holds no run; choose another folder")
 
     # ----------------------------------------------------------------------------------------------------- changes
@@ -146,6 +158,17 @@ def _remove(checkpoint: Path) -> None:
     """First no longer complete, then gone: a crash between leaves no checkpoint that looks whole."""
     (checkpoint / COMPLETE).unlink(missing_ok=True)
     shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def _record(file: Path, kind: type[Kind]) -> Kind | None:
+    if not file.exists():
+        return None
+    try:
+        return kind.model_validate(files.read_json(file))
+    except ValidationError as wrong:
+        first = wrong.errors()[0]
+        at = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{file}: damaged ({at}: {first['msg']}); remove the folder and run it again") from None
 
 
 def _records(file: Path) -> Iterator[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from valuepath.model.modeling import ValuePathForCausalLM
 from valuepath.settings import as_yaml
 from valuepath.train.coefficients import learned
 from valuepath.train.folder import RunFolder
+from valuepath.train.machine import machine
 from valuepath.train.result import Diverged, Learned, Point, RunFailure, RunResult
 from valuepath.train.settings import Run
 from valuepath.train.trainer import RunTrainer, Watch
@@ -46,11 +48,15 @@ def train(run: Run, corpus: Corpus, path: Path, watch: Watch | None = None, prog
             f"{run.fingerprint}; prepare it again with the same sources and settings, or plan the run anew"
         )
     folder = RunFolder(path)
+    folder.check(run.id)
     if (done := folder.result()) is not None:
         folder.tidy()
         return done
-    checkpoint = folder.prepare()
+    # whatever is wrong with these settings is said before the folder is theirs
+    order = TrainingOrder(corpus, run.settings.data.length, run.settings.seed, run.settings.data.weights)
     files.write_text(folder.id_file, run.id + "\n")
+    checkpoint = folder.prepare()
+    files.write_json(folder.machine_file, machine())
     files.write_text(path / "settings.yaml", as_yaml(run.settings.model_dump(mode="json")))
     logging.set_verbosity_error()
     if not progress:
@@ -59,17 +65,17 @@ def train(run: Run, corpus: Corpus, path: Path, watch: Watch | None = None, prog
     # one process trains several runs: what accelerate keeps for the whole process belongs to the run before
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    order = TrainingOrder(corpus, run.settings.data.length, run.settings.seed, run.settings.data.weights)
     torch.manual_seed(run.settings.seed)
     try:
         if checkpoint is not None and checkpoint[0] == run.steps:
             model = ValuePathForCausalLM.from_pretrained(checkpoint[1])
         else:
-            model = ValuePathForCausalLM(run.config)
+            model = ValuePathForCausalLM(copy.deepcopy(run.config))
             first = 0 if checkpoint is None else checkpoint[0]
             trainer = RunTrainer(run, corpus, order, model, folder, watch, progress, first)
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint[1]))
             del trainer
+        model.config.use_cache = run.config.use_cache  # Trainer turns it off
         with files.new_folder(folder.model) as building:
             model.save_pretrained(building)
             corpus.tokenizer().save_pretrained(building)

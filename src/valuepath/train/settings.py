@@ -7,10 +7,10 @@ import hashlib
 import json
 import math
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from huggingface_hub.errors import StrictDataclassError
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from valuepath.config import ValuePathConfig
 from valuepath.counts import Flops, flops_per_token
@@ -23,6 +23,10 @@ PROTOCOL = 1
 """Raised whenever the same settings would train something else, so that older results are not taken for new ones."""
 
 _CONFIG_FIELDS = [name for name in ValuePathConfig.__annotations__ if name != "init_seed" and not name.startswith("_")]
+
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Betas = tuple[Beta, Beta]
 
 
 class Data(Settings):
@@ -47,7 +51,7 @@ class RoleOptions(Settings):
 
     lr: PositiveFloat | None = None
     lr_scale: PositiveFloat | None = Field(default=None, description="times optimiser.lr, instead of a rate of its own")
-    betas: tuple[float, float] | None = None
+    betas: Betas | None = None
     weight_decay: float | None = Field(default=None, ge=0)
 
     @model_validator(mode="after")
@@ -66,7 +70,7 @@ class Optimiser(Settings):
     """
 
     lr: PositiveFloat = 1e-3
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: Betas = (0.9, 0.95)
     eps: PositiveFloat = 1e-8
     weight_decay: float = Field(default=0.1, ge=0)
     clip: float = Field(default=1.0, ge=0, description="largest gradient norm; 0 for no clipping")
@@ -124,12 +128,17 @@ class Compute(Settings):
     precision: Literal["fp32", "bf16"] = "fp32"
 
     def resolved(self) -> Compute:
-        """``auto`` replaced by what this machine has."""
-        if self.device != "auto":
-            return self
+        """``auto`` replaced by what this machine has.
+
+        Raises:
+            ValueError: for a device that is not there.
+        """
         import torch
 
-        return self.model_copy(update={"device": "cuda" if torch.cuda.is_available() else "cpu"})
+        available = torch.cuda.is_available()
+        if self.device == "cuda" and not available:
+            raise ValueError("compute.device=cuda: no CUDA device is available here; use cpu or auto")
+        return self.model_copy(update={"device": "cuda" if available else "cpu"}) if self.device == "auto" else self
 
 
 class RunSettings(Settings):
@@ -148,7 +157,7 @@ class RunSettings(Settings):
     checkpoint_every: PositiveInt | None = Field(default=None, description="optimiser steps; by default with every evaluation")
     log_every: PositiveInt = Field(default=10, description="optimiser steps between two records of the training loss")
     compute: Compute = Compute()
-    seed: NonNegativeInt = 0
+    seed: int = Field(default=0, ge=0, lt=2**32)
 
     @field_validator("model")
     @classmethod
@@ -188,6 +197,9 @@ class RunSettings(Settings):
             ValueError: for a model that cannot be built, with the key.
         """
         fields = dict(self.model)
+        for name in ("vocab_size", "max_position_embeddings"):
+            if name in fields and not isinstance(fields[name], int):
+                raise ValueError(f"model.{name}={fields[name]!r}: expected a whole number")
         if fields.setdefault("vocab_size", vocab_size) < vocab_size:
             raise ValueError(
                 f"model.vocab_size={fields['vocab_size']} is smaller than the {vocab_size} tokens of {self.data.path}"

@@ -56,7 +56,7 @@ def arguments(run: Run, folder: RunFolder, progress: bool) -> TrainingArguments:
     """What ``Trainer`` is told. When to log, evaluate and save is said by ``Schedule``."""
     settings = run.settings
     at_once = settings.batch.sequences or run.sequences_per_step
-    return TrainingArguments(
+    made = TrainingArguments(
         output_dir=str(folder.path),
         max_steps=run.steps,
         per_device_train_batch_size=at_once,
@@ -78,6 +78,9 @@ def arguments(run: Run, folder: RunFolder, progress: bool) -> TrainingArguments:
         remove_unused_columns=False,
         log_level="error",
     )
+    # a run is one process on one device: Trainer would split the batch over all GPUs that it sees, and multiply it
+    made._n_gpu = min(made.n_gpu, 1)
+    return made
 
 
 class RunTrainer(Trainer):
@@ -184,10 +187,17 @@ class Records(TrainerCallback):
         self.began = 0.0
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._wait(args)
         self.began = time.perf_counter()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._wait(args)
         self.seconds.append(time.perf_counter() - self.began)
+
+    def _wait(self, args: TrainingArguments) -> None:
+        """Until what was started on a GPU has happened: times are of work, not of its launch."""
+        if args.device.type == "cuda":
+            torch.cuda.synchronize(args.device)
 
     def on_log(
         self,
