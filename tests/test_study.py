@@ -217,7 +217,7 @@ def test_two_invocations_share_the_runs_and_none_is_trained_twice(finished: Path
 
 def test_a_worker_that_dies_is_replaced_and_its_run_given_up_after_the_second_time(text_folder: Path, tmp_path: Path):
     (tmp_path / "recipe.yaml").write_text(recipe(text_folder).replace("[0, 3]", "[0]").replace("steps: 24", "steps: 4"))
-    # the first run's folder cannot be entered by a process with a real memory limit, so that it dies as if out of memory
+    # a worker that takes the first run up is killed, as the system does when memory runs out
     plan = planned((tmp_path / "recipe.yaml").read_text())
     victim = next(iter(plan.distinct))
     site = tmp_path / "site"

@@ -183,7 +183,8 @@ class _Shown:
 
     def _name(self, run_id: str) -> str:
         run = self.study.distinct[run_id]
-        return f"{run.variant[:40]}, seed {run.seed}"
+        short = run.variant if len(run.variant) <= 27 else run.variant[:26] + "…"
+        return f"{short}, seed {run.seed}"
 
     def started(self, run_id: str) -> None:
         self.began[run_id] = time.monotonic()
