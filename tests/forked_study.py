@@ -1,8 +1,8 @@
 """Start a study's worker again and again and kill it each time: ``python forked_study.py STUDY SEED KILLS``.
 
-Everything is imported once; each attempt is a fork of that, so that it begins to train at once. The delays are drawn anew for
-each attempt. Prints, for every kill, how many records of training there were by then. A study that ends before it was killed
-often enough is followed by another: STUDY-1, STUDY-2 and so on. The last one is let end by itself.
+Everything is imported once; each attempt is a fork of that, so that it begins to train at once. Each is killed a random number
+of records, and then a random moment, after it began. Prints, for every kill, how many records of training there were. A study
+that ends before it was killed often enough is followed by another: STUDY-1, STUDY-2 and so on. The last one is let end by itself.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from valuepath.study.store import StudyFolder
 from valuepath.study.worker import Worker
 
 
-def attempt(folder: StudyFolder, kill_after: float | None) -> int:
-    """The worker's status; -9 if it was killed."""
+def attempt(folder: StudyFolder, kill_at: int | None = None, moment: float = 0.0) -> int:
+    """The worker's status; -9 if it was killed, ``moment`` seconds after the study had ``kill_at`` records."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -33,9 +33,15 @@ def attempt(folder: StudyFolder, kill_after: float | None) -> int:
         finally:
             sys.stdout.flush()
             os._exit(code)
-    if kill_after is not None:
-        time.sleep(kill_after)
-        os.kill(child, signal.SIGKILL)
+    while kill_at is not None:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if records(folder) >= kill_at:
+            time.sleep(moment)
+            os.kill(child, signal.SIGKILL)
+            break
+        time.sleep(0.005)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
@@ -47,7 +53,7 @@ def main() -> None:
     first, chance, kills = Path(sys.argv[1]), random.Random(int(sys.argv[2])), int(sys.argv[3])
     folder, studies, landed = StudyFolder(first), 1, 0
     while landed < kills:
-        status = attempt(folder, chance.uniform(0.05, 2.5))
+        status = attempt(folder, records(folder) + chance.randint(0, 20), chance.uniform(0, 0.1))
         if status == -signal.SIGKILL:
             landed += 1
             print(f"killed with {records(folder)} records", flush=True)
@@ -57,7 +63,7 @@ def main() -> None:
             folder, studies = following, studies + 1
         else:
             sys.exit(f"the worker ended with status {status}")
-    sys.exit(attempt(folder, None))
+    sys.exit(attempt(folder))
 
 
 if __name__ == "__main__":

@@ -183,7 +183,7 @@ def test_the_order_is_the_same_in_another_process(corpus, folder):
     )
     domains, starts = TrainingOrder(corpus, 24, 7).take(500)
     done = run_python(code, str(folder), PYTHONHASHSEED="77")
-    assert (done.stdout.strip(), done.stderr) == (f"{domains.tolist()} {starts.tolist()}", "")
+    assert done.stdout.strip() == f"{domains.tolist()} {starts.tolist()}", done.stderr
 
 
 def test_weights_of_the_folder_hold_unless_others_are_given(tmp_path):

@@ -13,7 +13,8 @@ import pytest
 from rich.console import Console
 
 from synthetic import DOMAINS, study
-from valuepath.report.export import csv, markdown, rows, seed_rows
+from valuepath.report import words
+from valuepath.report.export import SEED_COLUMNS, csv, markdown, rows, seed_rows
 from valuepath.report.page import html
 from valuepath.report.table import table
 from valuepath.report.write import write_all
@@ -90,7 +91,7 @@ def test_the_terminal_says_what_the_seeds_support():
     assert "Lower loss than transformer, with the whole 95 % interval below 0: svformer." in flat
     assert "The 3 seeds do not support a conclusion about bov: the interval [" in flat
     assert "no evidence about a large model" in flat
-    assert "these 2 are not corrected for that" in flat
+    assert "the 2 of the loss shown here are not corrected for that" in flat
 
 
 def test_one_seed_gets_no_interval_and_is_told_so():
@@ -110,6 +111,43 @@ def test_a_study_without_any_result_can_be_shown():
     assert "No seed is finished" in " ".join(terminal(empty).split())
     assert "No seed is finished" in html(empty)
     assert len(pd.read_csv(io.StringIO(csv(rows(empty))))) == 3 and markdown(empty)
+    assert list(pd.read_csv(io.StringIO(csv(seed_rows(empty), SEED_COLUMNS)))) == list(SEED_COLUMNS)
+
+
+def test_a_difference_over_fewer_seeds_than_asked_for_says_so():
+    for text in (terminal(study(failures={"svformer": [2]})), html(study(failures={"svformer": [2]}))):
+        assert "svformer is compared on seed 0, 1 only" in " ".join(text.split())
+    assert "is compared on seed" not in terminal(study())
+
+
+def test_a_baseline_without_results_leaves_the_others_domains_in_place():
+    results = study(missing={"transformer": [0, 1, 2]})
+    assert list(DOMAINS) in [rows[0][1:] for rows in Page(html(results)).tables]
+    assert "loss by domain | books | code" in markdown(results)
+
+
+def test_variants_that_are_the_same_runs_are_no_finding():
+    results = study(names=("transformer", "again"))
+    group = results.groups[0]
+    twin = group.variants[1].model_copy(update={"run_ids": group.variants[0].run_ids})
+    same = results.model_copy(update={"groups": [group.model_copy(update={"variants": [group.variants[0], twin]})]})
+    assert "so the same runs and not others: again." in " ".join(terminal(same).split())
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (999, "999"), (999_499, "999k"), (999_600, "1M"), (999_999_999, "1G"), (1.5e12, "1.5T"), (2.34e16, "2.34e+04T")],
+)
+def test_counts_change_their_unit_after_rounding(value: float, text: str):
+    assert words.count(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (-0.25, "−0.2500"), (1e-4, "+0.0001"), (-1e-5, "−1.0e−05"), (4.9e-5, "+4.9e−05"), (5.1e-5, "+0.0001")],
+)
+def test_a_difference_is_never_shown_as_nothing_unless_it_is(value: float, text: str):
+    assert words.signed(value) == text
 
 
 # ------------------------------------------------------------------------------------------------------------- files
@@ -158,43 +196,125 @@ def test_the_page_needs_nothing_else():
     assert not re.search(r"@import|url\(", re.search(r"<style>(.*?)</style>", text, re.DOTALL).group(1))
 
 
+def close(text: str, value: float) -> bool:
+    return number(text) == pytest.approx(value, abs=5.1e-5)
+
+
+def expected_losses(results: StudyResults, metric: str) -> list[tuple]:
+    """Name, mean, token-weighted mean, difference, interval, pairs, for every variant of the first group."""
+    rows = []
+    for variant in results.groups[0].variants:
+        scores = getattr(variant, metric)
+        mine = list(scores.mean.per_seed.values())
+        weighted = list(scores.token_weighted.per_seed.values())
+        difference = scores.mean.difference
+        rows.append((
+            variant.name, sum(mine) / len(mine), sum(weighted) / len(weighted),
+            None if difference is None else (difference.mean, difference.low, difference.high),
+            len(mine) if difference is None else len(difference.per_seed),
+        ))  # fmt: skip
+    return rows
+
+
+def check_losses(rows: list[list[str]], results: StudyResults, metric: str) -> None:
+    """Rows of name, mean, token-weighted mean, difference, interval, seeds, finding."""
+    for row, (name, mean, weighted, difference, pairs) in zip(rows, expected_losses(results, metric), strict=True):
+        assert row[0] == name and close(row[1], mean) and close(row[2], weighted) and row[5] == str(pairs)
+        if difference is None:
+            assert row[3] == row[4] == ""
+        else:
+            low, high = row[4].strip("[]").split(", ")
+            assert close(row[3], difference[0]) and close(low, difference[1]) and close(high, difference[2])
+
+
 def test_the_page_s_tables_show_the_results():
     results = study()
     losses, bpb, domains, costs, equations = Page(html(results)).tables
-    for row, variant in zip(losses[1:], results.groups[0].variants, strict=True):
-        assert row[0] == variant.name and number(row[1]) == pytest.approx(variant.loss.mean.mean, abs=5e-5)
-        if difference := variant.loss.mean.difference:
-            low, high = map(number, row[4].strip("[]").split(", "))
-            assert (low, high) == pytest.approx((difference.low, difference.high), abs=5e-5)
-            assert number(row[3]) == pytest.approx(difference.mean, abs=5e-5)
+    check_losses(losses[1:], results, "loss")
+    check_losses(bpb[1:], results, "bpb")
+    variants = results.groups[0].variants
     assert [row[6] for row in losses[1:]] == ["baseline", "lower", "undecided"]
-    assert number(bpb[2][1]) == pytest.approx(results.groups[0].variants[1].bpb.mean.mean, abs=5e-5)
+    assert bpb[1][6] == "baseline" and bpb[2][6] == variants[1].bpb.mean.difference.verdict
     assert domains[0][1:] == list(DOMAINS)
-    assert [row[1] for row in costs[1:]] == ["123,456", "123,457", "123,458"]
+    for row, variant in zip(domains[1:], variants, strict=True):
+        for text, name in zip(row[1:], DOMAINS, strict=True):
+            score = variant.loss.domains[name]
+            assert close(text[:6], score.mean)
+            assert text[6:] == "" if score.difference is None else close(text[6:], score.difference.mean)
+    shared = ["–", "4 KiB", "8 KiB"]
+    for n, row in enumerate(costs[1:]):
+        flops, cache, step = f"{1.5e12 + n:.3g}", f"{1536 - n:,}", f"{130 + 10 * n} ms"
+        assert row == [variants[n].name, f"{123_456 + n:,}", "5,000", flops, cache, shared[n], step]
     assert [row[1] for row in equations[1:]] == ["v[1:] = 1*own", "v[1:] = 2*own", "v[1:] = 3*own"]
+
+
+def test_the_terminal_s_tables_show_the_results():
+    results = study()
+    lines = [line.split() for line in terminal(results).splitlines()]
+    rows = [line for line in lines if line[:1] in (["transformer"], ["svformer"], ["bov"])]
+    bpb = {name: mean for name, mean, *_ in expected_losses(results, "bpb")}
+    for row, (name, mean, _, difference, pairs) in zip(rows, expected_losses(results, "loss"), strict=False):
+        assert row[0] == name and close(row[1], mean) and close(row[2], bpb[name])
+        if difference is not None:
+            assert close(row[3], difference[0]) and row[6] == str(pairs)
+            assert close(row[4].strip("[,"), difference[1]) and close(row[5].strip("]"), difference[2])
+    for n, row in enumerate(rows[3:6]):
+        assert row[1:4] == [f"{123_456 + n:,}", "1.5e+12", f"{1536 - n:,}"] and row[-2:] == [f"{130 + 10 * n}", "ms"]
+
+
+def test_markdown_shows_the_results():
+    results = study()
+    blocks = re.findall(r"(?:^\|.*\n)+", markdown(results), flags=re.MULTILINE)
+    tables = [
+        [[cell.strip().replace("\\", "") for cell in line.strip("|\n").split("|")] for line in block.splitlines()[2:]]
+        for block in blocks
+    ]
+    losses, domains, costs = tables
+    bpb = {name: mean for name, mean, *_ in expected_losses(results, "bpb")}
+    check_losses([[*row[:3], *row[4:]] for row in losses], results, "loss")
+    assert all(close(row[3], bpb[row[0]]) for row in losses)
+    for row, variant in zip(domains, results.groups[0].variants, strict=True):
+        assert all(close(text, variant.loss.domains[name].mean) for text, name in zip(row[1:], DOMAINS, strict=True))
+    assert [row[4] for row in costs] == ["1,536", "1,535", "1,534"] and [row[2] for row in costs] == ["5,000"] * 3
 
 
 def test_the_plots_hold_the_results():
     results = study()
     plots = {name: json.loads(text) for name, text in Page(html(results)).plots.items()}
-    _, svformer, bov = results.groups[0].variants
-    for over in ("tokens", "flops"):
-        lines = [trace for trace in plots[f"curves-{over}-0"]["data"] if "name" in trace]
-        assert [line["name"] for line in lines] == ["transformer", "svformer", "bov"]
-        assert lines[1]["x"] == getattr(svformer.curve, over)
-        mean = [sum(svformer.curve.loss[seed][i] for seed in range(3)) / 3 for i in range(5)]
-        assert lines[1]["y"] == pytest.approx(mean)
-    filled = [trace for trace in plots["differences-0"]["data"] if "error_x" in trace]
-    for trace, variant in zip(filled, (svformer, bov), strict=True):
+    transformer, svformer, bov = results.groups[0].variants
+
+    def check_band(plot: str, name: str, x: list, by_seed: list[list[float]]) -> None:
+        data = plots[plot]["data"]
+        at = next(n for n, trace in enumerate(data) if trace.get("name") == name)
+        line, band = data[at], data[at - 1]
+        columns = list(zip(*by_seed, strict=True))
+        assert line["x"] == x and line["y"] == pytest.approx([sum(column) / 3 for column in columns], abs=1e-12)
+        assert band["x"] == [*x, *reversed(x)] and band["fill"] == "toself"
+        edge = [*map(max, columns), *reversed([*map(min, columns)])]
+        assert band["y"] == pytest.approx(edge, abs=1e-12)
+
+    for variant in (transformer, svformer, bov):
+        for over in ("tokens", "flops"):
+            check_band(f"curves-{over}-0", variant.name, getattr(variant.curve, over), list(variant.curve.loss.values()))
+    for variant in (svformer, bov):
+        apart = [[a - b for a, b in zip(variant.curve.loss[s], transformer.curve.loss[s], strict=True)] for s in range(3)]
+        check_band("difference-curves-0", variant.name, variant.curve.tokens, apart)
+        for each in variant.coefficients:
+            plot = "coefficients-0-1" if variant is svformer else "coefficients-0-2"
+            check_band(plot, each.label, each.layers, list(each.values.values()))
+    traces = plots["coefficients-0-1"]["data"]
+    starts = [trace for trace in traces if trace.get("marker", {}).get("symbol") == "line-ew-open"]
+    assert [trace["y"] for trace in starts] == [[0.5, 0.5, 0.5]] * 2
+    assert "coefficients-0-0" not in plots
+    data = plots["differences-0"]["data"]
+    filled = [trace for trace in data if "error_x" in trace]
+    seeds = [trace for trace in data if "error_x" not in trace]
+    for trace, dots, variant in zip(filled, seeds, (svformer, bov), strict=True):
         difference = variant.loss.mean.difference
+        assert trace["x"] == [difference.mean] and trace["y"] == [variant.name]
         assert trace["x"][0] + trace["error_x"]["array"][0] == pytest.approx(difference.high)
         assert trace["x"][0] - trace["error_x"]["arrayminus"][0] == pytest.approx(difference.low)
-    assert "coefficients-0-0" not in plots
-    weights = [trace for trace in plots["coefficients-0-1"]["data"] if "name" in trace]
-    assert [trace["name"] for trace in weights] == ["v: tap(0)", "v: tap(1)"]
-    assert weights[0]["y"] == pytest.approx(
-        [sum(svformer.coefficients[0].values[seed][i] for seed in range(3)) / 3 for i in range(3)]
-    )
+        assert dots["x"] == list(difference.per_seed.values())
 
 
 def test_many_coefficients_become_a_map():

@@ -340,6 +340,28 @@ def test_a_trained_model_is_as_it_was_configured(corpus: Corpus, tmp_path: Path)
     assert model.config.equation() == run.config.equation()
 
 
+@pytest.mark.parametrize("variant", ["denseformer", "resformer_plus", "resformer_dense", "neutreno"])
+def test_learned_numbers_are_followed_through_the_layers_in_order(corpus: Corpus, variant: str):
+    from valuepath.train.coefficients import learned
+
+    model = vp.ValuePathForCausalLM(small(corpus, model__variant=variant).config)
+    stored = {name: p for name, p in model.named_parameters() if "coefficients" in name}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())))
+    found = learned(model)
+    assert all(each["layers"] == sorted(each["layers"]) for each in found)
+    values = sorted(value for each in found for value in each["values"])
+    if variant == "resformer_plus":
+        shares = next(each for each in found if each["label"] == "v: tap(0)")
+        budget = model.model.budgets["0"]
+        expected = (budget.scale * torch.softmax(budget.logits, 0)).tolist()
+        assert shares["values"] == pytest.approx(expected[1:]) and shares["start"] == [1.0] * 4
+    else:
+        assert values == pytest.approx(sorted(p.item() for p in stored.values()))
+    assert bool(found) == (variant != "neutreno")
+
+
 def test_two_precisions_can_follow_each_other_in_one_process(corpus: Corpus, tmp_path: Path):
     exact = train(small(corpus), corpus, tmp_path / "a")
     rough = train(small(corpus, compute__precision="bf16"), corpus, tmp_path / "b")

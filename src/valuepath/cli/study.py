@@ -47,7 +47,7 @@ def run(
         from valuepath.data.corpus import Corpus
         from valuepath.settings import read_yaml
         from valuepath.study.recipe import expand
-        from valuepath.study.runner import Runner, default_workers, forget_failures, unfinished
+        from valuepath.study.runner import Runner, default_workers, forget_failures, standing
         from valuepath.study.store import StudyFolder, stored
 
         document = read_yaml(recipe).with_overrides(options(overrides or [], "--set", "base.budget.tokens=1e6"))
@@ -59,13 +59,14 @@ def run(
         folder.save(study)
         if retry_failed:
             forget_failures(folder, study)
-        left = unfinished(folder, study)
+        now = standing(folder, study)
+        left = now.left
         console = console_for(stderr=True)
         if left:
             count = min(workers or default_workers(study, len(left)), len(left))
-            progress = _Shown(console, study, done=len(study.distinct) - len(left))
+            progress = _Shown(console, study, done=len(now.finished) + len(now.diverged))
             console.print(
-                f"{study.name}: {len(study.distinct)} runs, {len(study.distinct) - len(left)} finished before; "
+                f"{study.name}: {now.words()}; "
                 f"{count} worker{'s' if count > 1 else ''}, {study.budget} a run. Ctrl-C stops, the same command goes on.",
                 markup=False,
             )
@@ -73,10 +74,8 @@ def run(
                 with progress:
                     Runner(folder, study, count, progress).run()
             except KeyboardInterrupt:
-                still = len(unfinished(folder, study))
                 console.print(
-                    f"stopped: {len(study.distinct) - still} of {len(study.distinct)} runs are finished; "
-                    "the same command goes on from the last checkpoints",
+                    f"stopped: {standing(folder, study).words()}; the same command goes on from the last checkpoints",
                     markup=False,
                 )
                 raise typer.Exit(INTERRUPTED) from None
@@ -117,7 +116,8 @@ def status(
     for each in states:
         if each.failure is not None:
             console.print(
-                f"{each.run.id} ({each.run.variant}, seed {each.run.seed}): {each.failure.reason}; {each.failure.hint}",
+                f"{each.run.id} ({each.run.variant}, seed {each.run.seed}): {each.failure.detail or each.failure.reason}; "
+                f"{each.failure.hint}",
                 markup=False,
             )
     finished = sum(each.state == "finished" for each in states)
@@ -183,8 +183,9 @@ class _Shown:
 
     def _name(self, run_id: str) -> str:
         run = self.study.distinct[run_id]
-        short = run.variant if len(run.variant) <= 27 else run.variant[:26] + "…"
-        return f"{short}, seed {run.seed}"
+        point = ", ".join(str(value) for value in self.study.points[run.group].values())
+        name = f"{run.variant} ({point})" if point else run.variant
+        return f"{name if len(name) <= 27 else name[:26] + '…'}, seed {run.seed}"
 
     def started(self, run_id: str) -> None:
         self.began[run_id] = time.monotonic()
@@ -213,11 +214,12 @@ class _Shown:
 
 def _dry_run(plan: StudyPlan, folder: StudyFolder, study: StoredStudy, workers: int | None) -> None:
     from valuepath.study.estimate import estimate
-    from valuepath.study.runner import default_workers, unfinished
+    from valuepath.study.runner import default_workers, standing
     from valuepath.study.store import point_text
 
     console = console_for()
-    left = set(unfinished(folder, study))
+    now = standing(folder, study)
+    left = set(now.left)
     table = Table(box=None, pad_edge=False)
     for name in ("run", "variant", "seed", "parameters", "steps", "FLOPs"):
         table.add_column(name, justify="left" if name in ("run", "variant") else "right", overflow="fold")
@@ -236,7 +238,7 @@ def _dry_run(plan: StudyPlan, folder: StudyFolder, study: StoredStudy, workers: 
     console.print(table)
     count = max(1, min(workers or default_workers(study, len(left)), len(left)))
     total = sum(study.costs[run.group][run.variant].training_flops for run in study.distinct.values())
-    console.print(f"{len(study.distinct)} runs, {len(study.distinct) - len(left)} of them finished; {total:.3g} training FLOPs")
+    console.print(f"{now.words()}; {total:.3g} training FLOPs in all")
     if left:
         guess = estimate(plan, left)
         console.print(

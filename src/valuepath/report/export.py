@@ -54,6 +54,9 @@ def rows(results: StudyResults) -> list[dict[str, Any]]:
     return found
 
 
+SEED_COLUMNS = ("variant", "metric", "of", "seed", "value", "difference")
+
+
 def seed_rows(results: StudyResults) -> list[dict[str, Any]]:
     """One row a group, variant, metric, part of the text and seed: ``value`` and the paired ``difference``."""
     return [
@@ -73,11 +76,11 @@ def seed_rows(results: StudyResults) -> list[dict[str, Any]]:
     ]
 
 
-def csv(records: Sequence[dict[str, Any]]) -> str:
-    """As CSV; floats keep every bit."""
+def csv(records: Sequence[dict[str, Any]], columns: Sequence[str] = ()) -> str:
+    """As CSV; floats keep every bit. ``columns`` stand there also if there is no record."""
     import pandas as pd
 
-    return str(pd.DataFrame(list(records)).to_csv(index=False))
+    return str(pd.DataFrame(list(records), columns=None if records else list(columns)).to_csv(index=False))
 
 
 # --------------------------------------------------------------------------------------------------------- Markdown
@@ -104,7 +107,8 @@ def markdown(results: StudyResults) -> str:
             _domains(group),
             _costs(results, g),
         ]
-    parts += [_cell(words.held_out(results)), *(_cell(note) for note in results.notes), words.CAVEAT]
+    below = (words.chance(results) or "", words.held_out(results), *results.notes)
+    parts += [*(_cell(text) for text in below), words.CAVEAT]
     machine = ", ".join(f"{name} {value}" for name, value in results.measured.machine.items())
     texts = ", ".join(f"{text.fingerprint} (vocabulary {text.vocab_size:,})" for text in results.data)
     parts.append(f"Text {texts}; machine: {_cell(machine)}.")
@@ -131,7 +135,7 @@ def _losses(group: Group) -> str:
 
 
 def _domains(group: Group) -> str:
-    names = list(group.variants[0].loss.domains)
+    names = words.domains(group)
     if len(names) < 2:
         return ""
     body = []
@@ -146,6 +150,7 @@ def _costs(results: StudyResults, g: int) -> str:
         (
             variant.name,
             f"{variant.parameters:,}",
+            f"{variant.tokens:,}",
             f"{variant.training_flops:.3g}",
             f"{variant.cache.growing_bytes_per_token:,.0f}",
             words.shared(variant),
@@ -155,5 +160,5 @@ def _costs(results: StudyResults, g: int) -> str:
     ]
     cache = words.cache_heading(results)
     return _table(
-        ("variant", "parameters", "training FLOPs", f"cache bytes a token ({cache})", "shared tables", "step"), body
+        ("variant", "parameters", "tokens", "training FLOPs", f"cache bytes a token ({cache})", "shared tables", "step"), body
     )

@@ -40,7 +40,7 @@ def _section(results: StudyResults, g: int) -> Section:
         unfinished=list(words.unfinished(group)),
         plots=[plot for plot in plots if plot is not None],
         coefficients=[plot for plot in learned if plot is not None],
-        domains=list(group.variants[0].loss.domains),
+        domains=words.domains(group),
         step_seconds=results.measured.step_seconds[g],
     )
 

@@ -29,6 +29,8 @@ def table(results: StudyResults) -> Lines:
         parts += [_losses(results, group), Text(), _costs(results, g)]
         sentences = [*words.answer(results, group), *words.unfinished(group)]
         parts += [Text(), *(Text(sentence) for sentence in sentences), Text()]
+    if (chance := words.chance(results)) is not None:
+        parts += [Text(chance), Text()]
     parts.append(Text(words.held_out(results), style="dim"))
     parts += [Text(note, style="dim") for note in results.notes]
     parts.append(Text(words.CAVEAT, style="dim"))
@@ -73,7 +75,7 @@ def _costs(results: StudyResults, g: int) -> Table:
         )
     made.caption = (
         f"FLOPs: of one training. Cache: {words.cache_heading(results)}; shared: tables of all sequences. "
-        "Step: measured while other runs shared the machine."
+        f"{words.STEP}"
     )
     made.caption_justify = "left"
     return made

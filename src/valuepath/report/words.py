@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from valuepath.render import size
 from valuepath.study.results import Difference, Group, StudyResults, VariantResult
@@ -12,7 +13,6 @@ CAVEAT = (
     "large model: order and size of the differences change with width, depth, data and training length."
 )
 
-CHANCE = "About one in twenty 95 % intervals misses the truth by chance; these {count} are not corrected for that."
 
 
 def loss(value: float | None) -> str:
@@ -20,8 +20,9 @@ def loss(value: float | None) -> str:
 
 
 def signed(value: float) -> str:
-    """With a real minus sign, and no sign on 0."""
-    return f"{value:+.4f}".replace("-", "−") if value else "0"
+    """Four decimals, two digits where these would be 0; with a real minus sign, and no sign on 0."""
+    text = f"{value:+.4f}" if abs(value) >= 5e-5 else f"{value:+.1e}"
+    return text.replace("-", "−") if value else "0"
 
 
 def interval(difference: Difference | None) -> str:
@@ -31,24 +32,25 @@ def interval(difference: Difference | None) -> str:
     return f"[{signed(difference.low)}, {signed(difference.high)}]"
 
 
-def verdict(variant: VariantResult) -> str:
-    """One word for the difference in loss."""
-    difference = variant.loss.mean.difference
+def verdict(variant: VariantResult, metric: Literal["loss", "bpb"] = "loss") -> str:
+    """One word for the difference."""
+    difference = getattr(variant, metric).mean.difference
     if variant.baseline:
         return "baseline"
     if difference is None:
         return "no pair"
     if difference.verdict == "undecided":
         return "undecided" if len(difference.per_seed) > 1 else "one seed"
-    return difference.verdict
+    return str(difference.verdict)
 
 
 def count(value: float) -> str:
     """``1.23M``: three digits and a letter for thousands, millions, and so on."""
-    for unit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= unit:
-            return f"{value / unit:.3g}{letter}"
-    return f"{value:.0f}"
+    for letter in ("", "k", "M", "G"):
+        if float(f"{value:.3g}") < 1000:
+            return f"{value:.3g}{letter}"
+        value /= 1000
+    return f"{value:.3g}T"
 
 
 def seconds(value: float | None) -> str:
@@ -70,18 +72,25 @@ def _names(variants: list[VariantResult]) -> str:
     return ", ".join(variant.name for variant in variants)
 
 
+def _same_runs(variant: VariantResult, baseline: VariantResult) -> bool:
+    return variant.run_ids == baseline.run_ids
+
+
 def answer(results: StudyResults, group: Group) -> Iterator[str]:
     """What this group supports, in sentences."""
-    compared = [variant for variant in group.variants if not variant.baseline]
+    baseline = next(variant for variant in group.variants if variant.baseline)
     by: dict[str, list[VariantResult]] = {}
-    for variant in compared:
-        by.setdefault(verdict(variant), []).append(variant)
+    for variant in group.variants:
+        if not variant.baseline:
+            by.setdefault("same" if _same_runs(variant, baseline) else verdict(variant), []).append(variant)
     if better := by.get("lower"):
         yield f"Lower loss than {results.baseline}, with the whole 95 % interval below 0: {_names(better)}."
     if worse := by.get("higher"):
         yield f"Higher loss than {results.baseline}, with the whole 95 % interval above 0: {_names(worse)}."
     if equal := by.get("equal"):
         yield f"Exactly the loss of {results.baseline}, seed by seed: {_names(equal)}."
+    if same := by.get("same"):
+        yield f"The settings of {results.baseline}, so the same runs and not others: {_names(same)}."
     for variant in by.get("undecided", ()):
         difference = variant.loss.mean.difference
         assert difference is not None
@@ -95,10 +104,35 @@ def answer(results: StudyResults, group: Group) -> Iterator[str]:
             "Add seeds to the recipe and run it again; finished runs are kept."
         )
     if missing := by.get("no pair"):
-        yield f"No seed is finished for both {results.baseline} and {_names(missing)}: nothing to compare yet."
-    intervals = sum(interval(variant.loss.mean.difference) != "" for variant in compared)
-    if intervals > 1:
-        yield CHANCE.format(count=intervals)
+        yield f"No seed is finished for both {results.baseline} and {_names(missing)}: nothing to compare."
+    for variant in group.variants:
+        difference = variant.loss.mean.difference
+        if difference is not None and len(difference.per_seed) < len(results.seeds):
+            seeds = ", ".join(map(str, difference.per_seed))
+            yield (
+                f"{variant.name} is compared on seed {seeds} only: others failed or are not finished, which can itself favour "
+                "it. Its mean loss and the baseline's may be over other seeds than the difference."
+            )
+
+
+def chance(results: StudyResults) -> str | None:
+    """A warning where several intervals are read at once."""
+    shown = sum(
+        interval(variant.loss.mean.difference) != "" and verdict(variant) != "equal"
+        for group in results.groups
+        for variant in group.variants
+    )
+    if shown < 2:
+        return None
+    return (
+        f"About one in twenty 95 % intervals misses the truth by chance; the {shown} of the loss shown here are not corrected "
+        "for that."
+    )
+
+
+def domains(group: Group) -> list[str]:
+    """Of the held-out text, in its order."""
+    return next((list(variant.loss.domains) for variant in group.variants if variant.loss.domains), [])
 
 
 def unfinished(group: Group) -> Iterator[str]:
@@ -128,6 +162,9 @@ def held_out(results: StudyResults) -> str:
         "Loss: nats a token of held-out text, mean over domains, then over seeds. BPB: bits a UTF-8 byte. Difference: loss "
         f"minus {results.baseline}'s with the same seed, mean and 95 % interval (Student's t).{text}"
     )
+
+
+STEP = "Step: measured; other runs may have shared the machine."
 
 
 def cache_heading(results: StudyResults) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from valuepath import files
-from valuepath.report.export import csv, markdown, rows, seed_rows
+from valuepath.report.export import SEED_COLUMNS, csv, markdown, rows, seed_rows
 from valuepath.report.page import html
 from valuepath.study.results import StudyResults
 
@@ -15,7 +15,7 @@ def write_all(results: StudyResults, folder: Path) -> list[Path]:
     files.write_json(folder / "results.json", results.model_dump(mode="json"))
     texts = {
         "results.csv": csv(rows(results)),
-        "results-by-seed.csv": csv(seed_rows(results)),
+        "results-by-seed.csv": csv(seed_rows(results), SEED_COLUMNS),
         "results.md": markdown(results),
         "report.html": html(results),
     }

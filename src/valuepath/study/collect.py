@@ -183,6 +183,7 @@ def _notes(study: StoredStudy, finished: dict[str, RunResult]) -> list[str]:
     if repeated:
         text = ", ".join(f"{domain} {epochs:.1f} times" for domain, epochs in sorted(repeated.items()))
         notes.append(f"Training text was seen more than once: {text}.")
-    devices = sorted({run.settings.compute.device for run in study.runs})
-    notes.append(f"Trained on: {', '.join(devices)}.")
+    devices = sorted({run.settings.compute.device for run_id, run in study.distinct.items() if run_id in finished})
+    if devices:
+        notes.append(f"Trained on: {', '.join(devices)}.")
     return notes

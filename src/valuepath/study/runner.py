@@ -55,10 +55,29 @@ def default_workers(study: StoredStudy, left: int) -> int:
     return max(1, min(cores() // max(run.settings.compute.threads for run in runs), left))
 
 
-def unfinished(folder: StudyFolder, study: StoredStudy) -> list[str]:
-    """Runs without a result; diverged ones, which would diverge again, are not among them."""
+@dataclass(frozen=True)
+class Standing:
+    """Run ids: to train, finished, and diverged, which would diverge again."""
+
+    left: list[str]
+    finished: list[str]
+    diverged: list[str]
+
+    def words(self) -> str:
+        """``3 of 12 runs finished, 1 diverged``."""
+        total = len(self.left) + len(self.finished) + len(self.diverged)
+        text = f"{len(self.finished)} of {total} runs finished"
+        return text + (f", {len(self.diverged)} diverged" if self.diverged else "")
+
+
+def standing(folder: StudyFolder, study: StoredStudy) -> Standing:
+    """How far a study is."""
     states = {run_id: folder.status(run).state for run_id, run in study.distinct.items()}
-    return [run_id for run_id, state in states.items() if state not in ("finished", "diverged")]
+    return Standing(
+        left=[run_id for run_id, state in states.items() if state not in ("finished", "diverged")],
+        finished=[run_id for run_id, state in states.items() if state == "finished"],
+        diverged=[run_id for run_id, state in states.items() if state == "diverged"],
+    )
 
 
 def forget_failures(folder: StudyFolder, study: StoredStudy) -> None:
@@ -173,26 +192,28 @@ class Runner:
             return
         log = Path(worker.log.name)
         said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        reason = f"worker {number} ended with status {code}" + (f" ({said[-1]})" if said else "")
+        reason = f"a worker ended with status {code}"
+        detail = f"worker {number} ended with status {code}" + (f" ({said[-1]})" if said else "")
         run_id = worker.run_id
         if run_id is None:
             if self.deaths.setdefault("", 0) >= TRIES:
-                raise ValueError(f"{reason}; see {log}")
+                raise ValueError(f"{detail}; see {log}")
             self.deaths[""] += 1
         else:
             self.deaths[run_id] = self.deaths.get(run_id, 0) + 1
             if self.deaths[run_id] >= TRIES:
-                self._give_up(run_id, reason)
-                self.watcher.ended(run_id, reason)
-        self.watcher.said(f"{reason}; a new one goes on")
+                self._give_up(run_id, reason, detail)
+                self.watcher.ended(run_id, detail)
+        self.watcher.said(f"{detail}; a new one goes on")
         self._start(number)
 
-    def _give_up(self, run_id: str, reason: str) -> None:
+    def _give_up(self, run_id: str, reason: str, detail: str) -> None:
         self.folder.run(run_id).fail(
             RunFailure(
                 kind="error",
                 step=None,
                 reason=reason,
+                detail=detail,
                 checkpoint=None,
                 hint="out of memory? fewer workers (--workers) or a smaller batch.sequences; then start the study again",
                 attempt=self.attempt,

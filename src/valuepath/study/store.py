@@ -203,6 +203,8 @@ class StudyFolder:
         step = max((record["step"] for record in folder.metrics()), default=0)
         if folder.path.exists() and self.being_trained(run.id):
             return RunStatus(run, "running", step)
+        if folder.result_file.exists():  # it ended meanwhile
+            return RunStatus(run, "finished", run.steps)
         if (failure := folder.failure()) is not None:
             return RunStatus(run, "diverged" if failure.kind == "diverged" else "error", failure.step or step, failure)
         last = folder.last_checkpoint()

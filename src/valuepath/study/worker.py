@@ -110,9 +110,10 @@ class Worker:
                 RunFailure(
                     kind="error",
                     step=None,
-                    reason=reason,
+                    reason=f"{type(wrong).__name__}, see logs",
+                    detail=reason,
                     checkpoint=None if (last := folder.last_checkpoint()) is None else last[1].name,
-                    hint="see logs/; once its cause is gone, start the study again: the run goes on",
+                    hint="start the study again once the cause is gone: the run goes on",
                     attempt=self.attempt,
                 )
             )

@@ -37,13 +37,14 @@ def _each(model: ValuePathForCausalLM) -> Iterator[tuple[str, int, float, Tensor
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         budgets = model.model.budget_weights()
-    mixes = [("x", plan.num_layers, plan.wiring.final_x)]
+    mixes = []
     for n, wired in enumerate(plan.wiring.layers):
         mixes += [("x", n, wired.x), *((stream, n, wired.mix(stream)) for stream in ("q", "k", "v", "a", "out"))]
         for name in ("skip_attn", "skip_mlp"):
             weight = getattr(wired, name)
             if isinstance(weight, Learn):
                 yield name, n, weight.init, parameters[f"model.layers.{n}.{name}"]
+    mixes.append(("x", plan.num_layers, plan.wiring.final_x))
     for stream, n, mix in mixes:
         if mix in (OWN, NOTHING):
             continue

@@ -74,6 +74,7 @@ class RunFailure(Record):
         step: the optimiser step at which it happened, if it got that far.
         checkpoint: the last good checkpoint, relative to the run's folder.
         hint: what to try.
+        detail: more for this machine's user only, such as places of files; reports leave it out.
         attempt: the invocation of a study that met an error.
     """
 
@@ -82,6 +83,7 @@ class RunFailure(Record):
     reason: str
     checkpoint: str | None
     hint: str
+    detail: str = ""
     attempt: str = ""
 
 

@@ -20,7 +20,7 @@ from valuepath.train.coefficients import learned
 from valuepath.train.folder import RunFolder
 from valuepath.train.machine import machine
 from valuepath.train.result import Diverged, Learned, Point, RunFailure, RunResult
-from valuepath.train.settings import Run
+from valuepath.train.settings import Optimiser, Run
 from valuepath.train.trainer import RunTrainer, Watch
 
 if TYPE_CHECKING:
@@ -88,8 +88,7 @@ def train(run: Run, corpus: Corpus, path: Path, watch: Watch | None = None, prog
                 step=wrong.step,
                 reason=wrong.what,
                 checkpoint=None if last is None else last[1].name,
-                hint=f"lower optimiser.lr (now {run.settings.optimiser.lr:g}), lengthen optimiser.warmup "
-                f"(now {run.settings.optimiser.warmup:g}) or lower optimiser.clip (now {run.settings.optimiser.clip:g})",
+                hint=_hint(run.settings.optimiser),
             )
         )
         raise
@@ -97,6 +96,11 @@ def train(run: Run, corpus: Corpus, path: Path, watch: Watch | None = None, prog
         gc.collect()  # Trainer and its callbacks form cycles that hold the model and its optimiser
     folder.finish(result)
     return result
+
+
+def _hint(optimiser: Optimiser) -> str:
+    clip = f"lower optimiser.clip (now {optimiser.clip:g})" if optimiser.clip else "clip gradients (optimiser.clip is 0: off)"
+    return f"lower optimiser.lr (now {optimiser.lr:g}), lengthen optimiser.warmup (now {optimiser.warmup:g}) or {clip}"
 
 
 def _result(run: Run, order: TrainingOrder, model: ValuePathForCausalLM, folder: RunFolder) -> RunResult:
