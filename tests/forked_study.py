@@ -2,7 +2,7 @@
 
 Everything is imported once; each attempt is a fork of that, so that it begins to train at once. Each is killed a random number
 of records, and then a random moment, after it began. Prints, for every kill, how many records of training there were. A study
-that ends before it was killed often enough is followed by another: STUDY-1, STUDY-2 and so on. The last one is let end by itself.
+that ends before it was killed often enough is followed by another: STUDY-1, STUDY-2 and so on. The last one ends by itself.
 """
 
 from __future__ import annotations
