@@ -356,3 +356,12 @@ def test_wrong_weights_are_one_error(tmp_path, weights, expected):
 )
 def test_numbers_out_of_range_name_their_option(tmp_path, options, expected):
     assert expected in error([str(write_jsonl(tmp_path / "a.jsonl", plain(3)))], tmp_path / "out", **options)
+
+
+def test_a_folder_that_holds_more_than_prepared_text_is_not_replaced(tmp_path):
+    file = write_jsonl(tmp_path / "a.jsonl", plain(40))
+    prepare([str(file)], tmp_path / "out", tokenizer="train:300", block=16)
+    (tmp_path / "out" / "study.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"holds 'study.json' too"):
+        prepare([str(file)], tmp_path / "out", tokenizer="train:300", block=16, overwrite=True)
+    assert (tmp_path / "out" / "study.json").exists() and Corpus.load(tmp_path / "out")

@@ -284,3 +284,11 @@ def test_one_domain_out_of_two_sources_must_be_meant(tmp_path):
     assert meta.domains["a"].train.documents + meta.domains["a"].validation.documents == 18
     with pytest.raises(ValueError, match="no source"):
         parse_sources([])
+
+
+def test_a_misspelt_path_in_a_folder_that_is_here_is_no_dataset_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts" / "mail").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"no such file or folder. Did you mean 'mail'"):
+        parse_source("texts/mial")
+    assert parse_source("nowhere/mial").kind == "hub"

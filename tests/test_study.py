@@ -318,6 +318,8 @@ def test_equal_settings_are_trained_once(text_folder: Path):
         ("seeds: [0, 3]", "seeds: [0, 3]\nbaseline: svformer", ["line 17", "no variant is called 'svformer'"]),
         ("seeds: [0, 3]", "seeds: [0]\naxes: {optimiser.lr: []}", ["line 17", "axes", "has no values"]),
         ("seeds: [0, 3]", "seeds: [0]\naxes: {optimiser.rate: [1, 2]}", ["line 17", "optimiser.rate: unknown key"]),
+        ("seeds: [0, 3]", "seeds: [0]\naxes: {optimizer.lr: [1, 2]}", ["line 17", "optimizer: unknown key"]),
+        ("seeds: [0, 3]", "seeds: [0]\naxes: {optimiser.lr: 1}", ["line 17", "expected a list of values", "not 1"]),
         ("seeds: [0, 3]", "seeds: [0]\naxes: {seed: [1, 2]}", ["line 17", "seed is no axis"]),
         ("  optimiser: {lr", "  optimizer: {lr", ["recipe.yaml, line 6", "optimizer", "'optimiser'"]),
         ("  - resformer_learnable", "  - transformer", ["line 13", "two variants are called 'transformer'"]),
@@ -348,6 +350,28 @@ def test_a_wrong_recipe_is_one_clear_error(text_folder: Path, old: str, new: str
     with pytest.raises(ValueError) as caught:
         planned(text.replace(old, new, 1))
     assert all(part in str(caught.value) for part in parts), str(caught.value)
+
+
+def test_a_folder_that_is_used_for_something_else_is_not_taken(text_folder: Path, tmp_path: Path):
+    (tmp_path / "recipe.yaml").write_text(recipe(text_folder))
+    before = sorted(path.name for path in text_folder.iterdir())
+    result = CliRunner().invoke(app, ["study", "run", str(tmp_path / "recipe.yaml"), "--out", str(text_folder)])
+    assert result.exit_code == 2 and "is not empty and holds no study" in " ".join(result.stderr.split())
+    assert sorted(path.name for path in text_folder.iterdir()) == before
+
+
+def test_a_recipe_and_a_run_are_told_apart(text_folder: Path, tmp_path: Path):
+    (tmp_path / "recipe.yaml").write_text(recipe(text_folder))
+    result = CliRunner().invoke(app, ["train", str(tmp_path / "recipe.yaml"), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2 and "use `valuepath study run`" in " ".join(result.stderr.split())
+    with pytest.raises(ValueError, match="use `valuepath train`"):
+        planned("data: {path: x}\nbudget: {steps: 3}\n")
+
+
+def test_words_between_colons_stay_words(text_folder: Path, tmp_path: Path):
+    (tmp_path / "recipe.yaml").write_text(recipe(text_folder) + "baseline: ':rocket:'\n")
+    result = CliRunner().invoke(app, ["study", "run", str(tmp_path / "recipe.yaml"), "--out", str(tmp_path / "out")])
+    assert ":rocket:" in result.stderr
 
 
 def test_a_folder_without_a_study_is_refused(tmp_path: Path):

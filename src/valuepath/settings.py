@@ -52,7 +52,10 @@ class Document:
     places: dict[Key, str] = field(default_factory=dict)
 
     def place(self, key: Key) -> str:
-        """Where the key, or the nearest section around it, was given."""
+        """Where the key, or the first one in it, or the nearest section around it, was given."""
+        within = next((place for path, place in self.places.items() if path[: len(key)] == key), None) if key else None
+        if within is not None:
+            return within
         for end in range(len(key), 0, -1):
             if key[:end] in self.places:
                 return self.places[key[:end]]

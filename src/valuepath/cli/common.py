@@ -16,8 +16,8 @@ WIDEST = 100
 
 
 def console_for(*, stderr: bool = False) -> Console:
-    console = Console(stderr=stderr, highlight=False)
-    return Console(stderr=stderr, highlight=False, width=min(console.width, WIDEST))
+    console = Console(stderr=stderr)
+    return Console(stderr=stderr, highlight=False, emoji=False, width=min(console.width, WIDEST))
 
 
 @contextmanager

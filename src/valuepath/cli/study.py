@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Compare value pathways, paired by seed.", no_args_is_help=True)
 
+SPEAK_EVERY = 60
+"""Seconds between two lines where there is no terminal for a bar."""
+
 INTERRUPTED = 130
 FAILED = 1
 
@@ -167,8 +170,9 @@ class _Shown:
             transient=True,
             disable=not console.is_terminal,
         )
-        total = sum(run.steps for run in study.distinct.values())
-        self.whole = self.progress.add_task("all steps", total=total)
+        self.total = sum(run.steps for run in study.distinct.values())
+        self.whole = self.progress.add_task("all steps", total=self.total)
+        self.spoke = time.monotonic()
         self.bars: dict[str, TaskID] = {}
         self.steps: dict[str, int] = {}
         self.began: dict[str, float] = {}
@@ -195,7 +199,10 @@ class _Shown:
         self.steps[run_id] = step
         if run_id in self.bars:
             self.progress.update(self.bars[run_id], completed=step)
-        self.progress.update(self.whole, completed=sum(self.steps.values()))
+        done = sum(self.steps.values())
+        self.progress.update(self.whole, completed=done)
+        if not self.console.is_terminal and time.monotonic() - self.spoke >= SPEAK_EVERY:
+            self.said(f"{done:,} of {self.total:,} steps")
 
     def ended(self, run_id: str, failure: str | None) -> None:
         if run_id in self.bars:
@@ -209,6 +216,7 @@ class _Shown:
         self.said(f"{self.done}/{len(self.study.distinct)} {self._name(run_id)}: {what} after {took:.0f} s")
 
     def said(self, message: str) -> None:
+        self.spoke = time.monotonic()
         self.progress.console.print(message, markup=False)
 
 

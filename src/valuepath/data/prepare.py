@@ -17,6 +17,7 @@ from valuepath import files
 from valuepath.data.layout import (
     FORMAT,
     META,
+    SPLITS,
     TOKENIZER,
     DomainMeta,
     Meta,
@@ -146,6 +147,9 @@ def _check_out(out: Path, sources: list[Source], overwrite: bool) -> None:
         return
     if not is_prepared(out):
         raise ValueError(f"--out {out}: there already, and not made by `valuepath data prepare`; choose another folder")
+    own = {META, TOKENIZER, *SPLITS}
+    if foreign := sorted(entry.name for entry in out.iterdir() if entry.name not in own and not entry.name.startswith(".")):
+        raise ValueError(f"--out {out}: holds {foreign[0]!r} too, which is not prepared text; choose another folder")
     if not overwrite:
         raise ValueError(f"--out {out}: prepared before; give --overwrite to replace it, or choose another folder")
 

@@ -136,7 +136,7 @@ def parse_source(given: str) -> Source:
         return Source(given, name or tables.stem(path), named, "file", where)
     if where and path.exists():
         raise ValueError(f"source {given!r}: neither a folder nor a regular file")
-    if _HUB_ID.fullmatch(where):
+    if _HUB_ID.fullmatch(where) and not path.parent.is_dir():  # in a folder that is here, it is a misspelt path
         return Source(given, name or where.split("/")[1], named, "hub", where)
     siblings = sorted(each.name for each in path.parent.iterdir()) if path.parent.is_dir() else []
     raise ValueError(

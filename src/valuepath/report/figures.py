@@ -74,6 +74,13 @@ def _line(n: int) -> dict[str, Any]:
     return {"color": _colour(n), "dash": DASHES[n % len(DASHES)], "width": 2}
 
 
+def _range(by_seed: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """From the smallest to the largest seed, for a line of one point, whose band has no width."""
+    values = [seed[0] for seed in by_seed]
+    mean = sum(values) / len(values)
+    return {"type": "data", "symmetric": False, "array": [max(values) - mean], "arrayminus": [mean - min(values)], "width": 6}
+
+
 def _add_band(figure: Any, n: int, name: str, x: Sequence[float], by_seed: Sequence[Sequence[float]]) -> None:
     """A mean line, with a band from the smallest to the largest seed behind it."""
     import plotly.graph_objects as go
@@ -101,6 +108,7 @@ def _add_band(figure: Any, n: int, name: str, x: Sequence[float], by_seed: Seque
             name=html.escape(name),
             legendgroup=name,
             mode="lines+markers",
+            error_y=_range(by_seed) if len(x) == 1 and len(by_seed) > 1 else None,
             line=_line(n),
             marker={"symbol": MARKERS[n % len(MARKERS)], "size": 6},
         )
@@ -118,7 +126,7 @@ def curves(group: Group, g: int, over: str) -> Plot | None:
     if not figure.data:
         return None
     unit = "trained tokens" if over == "tokens" else "training FLOPs"
-    figure.update_xaxes(title=unit)
+    figure.update_xaxes(title=unit, exponentformat="SI" if over == "tokens" else "power")
     figure.update_yaxes(title="loss (nats a token)")
     caption = "Lines: mean over seeds; bands: from the smallest to the largest seed. Lower is better."
     return _plot(f"curves-{over}-{g}", f"Held-out loss over {unit}", caption, figure, 440)
@@ -164,7 +172,12 @@ def differences(results: StudyResults, group: Group, g: int) -> Plot | None:
         return None
     for n, variant, difference in shown:
         assert difference is not None
-        row = html.escape(variant.name)
+        # the name above its row leaves the whole width to the plot
+        figure.add_annotation(
+            {"x": 0, "xref": "paper", "xanchor": "left", "y": variant.name, "yref": "y", "yshift": 18, "showarrow": False},
+            text=html.escape(variant.name),
+        )
+        row = variant.name
         if len(difference.per_seed) > 1:
             figure.add_trace(
                 go.Scatter(
@@ -200,13 +213,13 @@ def differences(results: StudyResults, group: Group, g: int) -> Plot | None:
             )
         )
     figure.add_vline(x=0, line={"color": "#222", "width": 1})
-    figure.update_yaxes(autorange="reversed", type="category")
-    figure.update_xaxes(title="loss minus baseline's (nats a token)")
+    figure.update_yaxes(autorange="reversed", type="category", showticklabels=False)
+    figure.update_xaxes(title="difference (nats a token)", nticks=7)
     caption = (
         f"Filled: mean over seeds with its 95 % interval; open: each seed. Left of the line is better than {results.baseline}. "
         "An interval that crosses the line supports no conclusion."
     )
-    return _plot(f"differences-{g}", f"Difference from {results.baseline}", caption, figure, 110 + 46 * len(shown))
+    return _plot(f"differences-{g}", f"Difference from {results.baseline}", caption, figure, 110 + 56 * len(shown))
 
 
 def coefficients(variant: VariantResult, g: int, n: int) -> Plot | None:
@@ -237,7 +250,8 @@ def coefficients(variant: VariantResult, g: int, n: int) -> Plot | None:
         caption = "Lines: mean over seeds; bands: smallest to largest seed; dashes: where the weight started."
         height = 380
         figure.update_yaxes(title="weight")
-    figure.update_xaxes(title="layer", dtick=1 if max(max(each.layers) for each in found) < 26 else None)
+    last = max(max(each.layers) for each in found)
+    figure.update_xaxes(title="layer", dtick=1 if last < 26 else None, range=[-0.5, last + 0.5])
     return _plot(f"coefficients-{g}-{n}", variant.name, caption, figure, height)
 
 

@@ -137,6 +137,16 @@ class Recipe(Settings):
             return value
         return [{"wiring" if "=" in each else "variant": each} if isinstance(each, str) else each for each in value]
 
+    @field_validator("axes", mode="before")
+    @classmethod
+    def _lists(cls, value: Any) -> Any:
+        for path, values in value.items() if isinstance(value, dict) else ():
+            if isinstance(values, dict):
+                raise ValueError(f"{path} has keys; write a dotted setting, e.g. optimiser.lr: [0.001, 0.002]")
+            if not isinstance(values, list):
+                raise ValueError(f"{path}: expected {_AXIS}, not {values!r}")
+        return value
+
     @field_validator("axes")
     @classmethod
     def _axes(cls, value: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -178,7 +188,7 @@ class StudyPlan:
     Attributes:
         baseline: name of the variant that the others are compared with.
         variants: names, in the recipe's order; the values of a variant's own axes are part of its name.
-        own: variant -> settings that only it has.
+        own: variant -> settings of its ``set``.
         points: of the axes; [{}] without axes.
         corpora: the texts of the runs.
     """
@@ -225,6 +235,8 @@ def expand(document: Document, load: Any) -> StudyPlan:
     Raises:
         ValueError: for anything wrong in the recipe or in a run that it amounts to, with file, line and key.
     """
+    if "variants" not in document.data and {"model", "data", "budget"} & document.data.keys():
+        raise ValueError(f"{document.name}: is one run, not the recipe of a study; use `valuepath train`")
     recipe = document.check(Recipe)
     variants = _expanded(recipe)
     names = [name for name, *_ in variants]
@@ -271,7 +283,7 @@ def expand(document: Document, load: Any) -> StudyPlan:
                     runs.append(PlannedRun(group, name, seed, run.resolve(corpus.vocab_size, corpus.fingerprint, corpus.eos)))
                 except ValueError as wrong:
                     raise ValueError(f"{place}: {name}: {wrong}") from None
-    own_settings = {name: own for name, _, _, own in variants if own}
+    own_settings = {name: dict(entry.set) for name, _, entry, _ in variants if entry.set}
     return StudyPlan(recipe, baseline, tuple(names), own_settings, tuple(points), tuple(runs), tuple(corpora.values()))
 
 

@@ -166,6 +166,13 @@ class StudyFolder:
         return FileLock(self.path / "runs" / f"{run_id}.lock")
 
     def save(self, study: StoredStudy) -> None:
+        """
+        Raises:
+            ValueError: if the folder is in use for something else.
+        """
+        if not self.plan_file.exists() and self.path.exists():
+            if not self.path.is_dir() or any(not entry.name.startswith(".") for entry in self.path.iterdir()):
+                raise ValueError(f"{self.path}: is not empty and holds no study; choose another folder")
         files.write_json(self.plan_file, study.model_dump(mode="json"))
 
     def load(self) -> StoredStudy:

@@ -188,6 +188,8 @@ class RunSettings(Settings):
     @classmethod
     def of(cls, document: Document) -> RunSettings:
         """From a document; errors name file, line and key."""
+        if "variants" in document.data:
+            raise ValueError(f"{document.name}: is the recipe of a study, not of one run; use `valuepath study run`")
         return document.check(cls)
 
     def resolve(self, vocab_size: int, fingerprint: str, eos: int | None = None) -> Run:
