@@ -333,5 +333,13 @@ def test_names_from_a_recipe_are_harmless_on_the_page():
 
 def test_each_point_of_the_axes_has_its_section():
     text = html(study(points=({"optimiser.lr": 0.001}, {"optimiser.lr": 0.002})))
-    assert "<h2>optimiser.lr = 0.001</h2>" in text and "<h2>optimiser.lr = 0.002</h2>" in text
+    assert '<h2 id="point-0">optimiser.lr = 0.001</h2>' in text and '<h2 id="point-1">optimiser.lr = 0.002</h2>' in text
+    overview = Page(text).tables[0][1:]
+    results = study(points=({"optimiser.lr": 0.001}, {"optimiser.lr": 0.002}))
+    variants = [variant for group in results.groups for variant in group.variants]
+    assert [row[1] for row in overview] == [variant.name for variant in variants] and len(overview) == 6
+    assert all(close(row[2], variant.loss.mean.mean) for row, variant in zip(overview, variants, strict=True))
+    assert [row[0] for row in overview] == ["optimiser.lr = 0.001", "", "", "optimiser.lr = 0.002", "", ""]
+    lines = [line.split() for line in terminal(results).splitlines()[2:9]]
+    assert close(lines[2][1], variants[1].loss.mean.mean) and lines[2][0] == "svformer" and lines[2][3] == "lower"
     assert len([name for name in Page(text).plots if name.startswith("differences-")]) == 2

@@ -23,6 +23,8 @@ def table(results: StudyResults) -> Lines:
     from rich.console import Group as Lines
 
     parts: list[RenderableType] = [Text(words.heading(results), style="bold"), Text()]
+    if len(results.groups) > 1:
+        parts += [_overview(results), Text()]
     for g, group in enumerate(results.groups):
         if group.point:
             parts += [Text(words.point(group), style="bold cyan"), Text()]
@@ -42,6 +44,27 @@ def _empty(*columns: str) -> Table:
     made.add_column(columns[0], overflow="fold", min_width=11)
     for column in columns[1:]:
         made.add_column(column, justify="right", no_wrap=True)
+    return made
+
+
+def _overview(results: StudyResults) -> Table:
+    """Every point of the axes at a glance."""
+    made = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for column in ("at", "variant"):
+        made.add_column(column, overflow="fold")
+    for column in ("loss", "difference", ""):
+        made.add_column(column, justify="right", no_wrap=True)
+    for group in results.groups:
+        for n, variant in enumerate(group.variants):
+            difference = variant.loss.mean.difference
+            word = words.verdict(variant)
+            made.add_row(
+                Text("" if n else words.point(group)),
+                Text(variant.name),
+                words.loss(variant.loss.mean.mean),
+                "" if difference is None else words.signed(difference.mean),
+                Text(word, style=COLOURS.get(word, "yellow")),
+            )
     return made
 
 
