@@ -55,9 +55,11 @@ def start(folder: Path, *arguments: str, **options) -> subprocess.Popen[str]:
     """``valuepath study run`` on the recipe beside the folder, as a process of its own."""
     command = [sys.executable, "-m", "valuepath.cli", "study", "run", str(folder.parent / "recipe.yaml"), "--out", str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80", "PYTHONPATH": os.pathsep.join(sys.path)}
+    # what is started in the background of a shell inherits that Ctrl-C is ignored, and would hand it on
     return subprocess.Popen(
-        [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, **options
-    )
+        [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options,
+    )  # fmt: skip
 
 
 def outcome(folder: Path) -> dict:
