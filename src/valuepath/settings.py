@@ -108,11 +108,8 @@ class Document:
             document = document.with_value(path, value, f"--set {path}={value}")
         return document
 
-    def check(self, kind: type[Section], at: Key = ()) -> Section:
-        """The section as a validated object.
-
-        Args:
-            at: where this document stands in a larger one, for messages.
+    def check(self, kind: type[Section]) -> Section:
+        """The document as a validated object.
 
         Raises:
             ValueError: with file, line and key, and the nearest name for an unknown key.
@@ -123,7 +120,7 @@ class Document:
             first = min(wrong.errors(), key=lambda error: error["type"] != "extra_forbidden")
             key = tuple(first["loc"])
             where = self.place(key)
-            shown = dotted((*at, *key))
+            shown = dotted(key)
             head = f"{where}: {shown}: " if shown else f"{where}: "
             if first["type"] == "extra_forbidden":
                 known = _keys_at(kind, key[:-1])

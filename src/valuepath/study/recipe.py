@@ -16,7 +16,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_
 
 from valuepath.data.order import TrainingOrder
 from valuepath.equations import nearest
-from valuepath.settings import Document, Key, Settings
+from valuepath.settings import Document, Settings
 from valuepath.train.settings import Run, RunSettings
 
 if TYPE_CHECKING:
@@ -295,6 +295,4 @@ def _settings(base: Document, place: str, entry: VariantEntry, own: Point, seed:
         at = at.with_value("model.variant_options", entry.options, place)
     for path, setting in own.items():
         at = at.with_value(path, setting, place)
-    at = at.with_value("seed", seed, place)
-    prefix: Key = ()
-    return at.check(RunSettings, prefix)
+    return at.with_value("seed", seed, place).check(RunSettings)

@@ -9,17 +9,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from valuepath.train.result import Record
 
 SCHEMA = 1
 """Raised whenever a field changes its meaning or goes away."""
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Difference(_Record):
+class Difference(Record):
     """Variant minus baseline, paired by seed: negative is better.
 
     Attributes:
@@ -37,7 +33,7 @@ class Difference(_Record):
     verdict: Literal["lower", "higher", "equal", "undecided"]
 
 
-class Score(_Record):
+class Score(Record):
     """One quantity of one variant: seed -> value, their mean, and the difference from the baseline (None for the baseline
     itself and where no seed has both)."""
 
@@ -46,7 +42,7 @@ class Score(_Record):
     difference: Difference | None
 
 
-class Scores(_Record):
+class Scores(Record):
     """One metric over domains: ``mean`` is the unweighted mean over domains, ``token_weighted`` is over all held-out tokens
     (for BPB: all held-out nats over all held-out bytes), ``domains`` each domain alone."""
 
@@ -55,7 +51,7 @@ class Scores(_Record):
     domains: dict[str, Score]
 
 
-class Cache(_Record):
+class Cache(Record):
     """Computed from the equation, not measured: one sequence of ``context`` tokens.
 
     Attributes:
@@ -70,7 +66,7 @@ class Cache(_Record):
     shared_bytes: int
 
 
-class Curve(_Record):
+class Curve(Record):
     """Held-out loss during training, unweighted mean over domains: ``loss[seed][i]`` after ``tokens[i]`` tokens and
     ``flops[i]`` training FLOPs."""
 
@@ -79,7 +75,7 @@ class Curve(_Record):
     loss: dict[int, list[float]]
 
 
-class Coefficients(_Record):
+class Coefficients(Record):
     """One learned weight of the equation, followed through the layers, e.g. ``v: tap(0)``.
 
     ``values[seed][i]`` belongs to ``layers[i]``; the mean over its entries where the weight is per head or per channel. Layer N
@@ -92,7 +88,7 @@ class Coefficients(_Record):
     values: dict[int, list[float]]
 
 
-class Failure(_Record):
+class Failure(Record):
     """A run that has no result: what happened, at which step, and what to try."""
 
     seed: int
@@ -101,7 +97,7 @@ class Failure(_Record):
     hint: str
 
 
-class VariantResult(_Record):
+class VariantResult(Record):
     """One variant at one point of the axes.
 
     Attributes:
@@ -127,14 +123,14 @@ class VariantResult(_Record):
     coefficients: list[Coefficients]
 
 
-class Group(_Record):
+class Group(Record):
     """One point of the axes, e.g. ``{"optimiser.lr": 0.001}``; {} if the recipe has no axes. Comparisons stay inside it."""
 
     point: dict[str, Any]
     variants: list[VariantResult]
 
 
-class Measured(_Record):
+class Measured(Record):
     """What differs from one run of the study to the next.
 
     Attributes:
@@ -147,7 +143,7 @@ class Measured(_Record):
     step_seconds: list[dict[str, float | None]]
 
 
-class StudyResults(_Record):
+class StudyResults(Record):
     """``results.json``.
 
     Attributes:
@@ -174,14 +170,14 @@ class StudyResults(_Record):
     measured: Measured
 
 
-class HeldOut(_Record):
+class HeldOut(Record):
     """Predicted tokens, EOS included, and UTF-8 bytes of text."""
 
     tokens: int
     bytes: int
 
 
-class Text(_Record):
+class Text(Record):
     """A prepared text: its fingerprint, its vocabulary, and how much of each domain is held out."""
 
     fingerprint: str

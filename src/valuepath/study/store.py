@@ -4,7 +4,7 @@
     runs/<id>/         one folder a run, see valuepath.train.folder
     runs/<id>.lock     held by the process that trains the run, let go by the system when that process ends in any way
     logs/              what the workers had to say
-    results.json, results.csv, results-by-domain.csv, results.md, report.html
+    results.json, results.csv, results-by-seed.csv, results.md, report.html
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from valuepath import files
 from valuepath.data.corpus import Corpus
 from valuepath.study.recipe import Point, StudyPlan
 from valuepath.study.results import HeldOut, Text
 from valuepath.train.folder import RunFolder
-from valuepath.train.result import RunFailure
+from valuepath.train.result import Record, RunFailure
 from valuepath.train.settings import RunSettings
 
 FORMAT = 1
@@ -29,11 +29,7 @@ FORMAT = 1
 State = Literal["finished", "diverged", "error", "running", "interrupted", "waiting"]
 
 
-class _Stored(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class StoredRun(_Stored):
+class StoredRun(Record):
     """A planned run; runs with the same id are one."""
 
     id: str
@@ -44,7 +40,7 @@ class StoredRun(_Stored):
     settings: RunSettings
 
 
-class StoredCosts(_Stored):
+class StoredCosts(Record):
     """What the plan of a variant at a point of the axes amounts to."""
 
     equation: str
@@ -55,7 +51,7 @@ class StoredCosts(_Stored):
     shared_bytes: int
 
 
-class StoredStudy(_Stored):
+class StoredStudy(Record):
     """``study.json``."""
 
     format: int = FORMAT

@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Record(BaseModel):
+    """Something that is written to a file and read back: no field more, no field less."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
