@@ -152,7 +152,7 @@ def test_cached_equals_uncached_for_random_wirings(
         assert (pieces[real] - full).abs().max() <= 1e-10
         # never more than an ordinary Transformer of the same windows, ids aside
         held = sum(min(T, w or T) for w in windows) * 2 * kv_heads * 6 * 2 * 8
-        ids_held = 0 if cache.ids is None else cache.ids.nbytes()[0]
+        ids_held = 0 if cache.slots is None else cache.slots.nbytes()[0]
         longest = T if None in windows else max(w for w in windows if w)
         bound = held if len(set(windows)) == 1 else wiring.num_layers * min(T, longest) * 2 * kv_heads * 6 * 2 * 8
         assert cache.nbytes().logical - ids_held <= bound

@@ -4,7 +4,7 @@
 import dataclasses
 import functools
 import math
-from typing import Any, Self, cast
+from typing import Any, Self, cast, get_args
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -66,7 +66,7 @@ class ValuePathConfig(PreTrainedConfig):
         variant_options: options of that preset, e.g. ``{"layers": [5, 6, 7], "first": 5.0}``.
         wiring: an equation of your own instead of a preset, e.g. ``"v[1:] = 0.5*own + 0.5*tap(0)"``.
         fold: which token-determined values the cache rebuilds from token ids: ``auto``, ``none`` (the published
-            layout) or ``all`` (layer 0 of any model too).
+            layout), ``all`` (layer 0 of any model too) or ``factored`` (as ``auto``, without a |V|-row table of values).
 
     The model around them; ``None`` lets ``style`` (``llama`` or ``nanochat``) decide:
 
@@ -145,7 +145,7 @@ class ValuePathConfig(PreTrainedConfig):
                 setattr(self, name, value)
         self._one_of("mlp", ("swiglu", "relu2"))
         self._one_of("qk_norm", ("none", "plain", "gain"))
-        self._one_of("fold", ("auto", "none", "all"))
+        self._one_of("fold", get_args(Fold))
         if not self.qk_norm_scale or self.qk_norm_scale < 0 or (self.qk_norm == "none" and self.qk_norm_scale != 1):
             raise ValueError(
                 f"qk_norm_scale={self.qk_norm_scale} with qk_norm={self.qk_norm!r}: expected a positive factor after a norm, "

@@ -267,6 +267,9 @@ class CacheCounts:
     ids: int
     """Token ids kept, over all sequences; 0 if no layer reads values by id."""
     tables: tuple[SharedTable, ...]
+    row_bytes: int
+    """Bytes that are resident for each distinct token if tables need not be: a row of each table, or what stands in for it."""
+    vocab_size: int
 
     # grows with the sequences
     @cached_property
@@ -310,16 +313,15 @@ class CacheCounts:
         return sum(table.bytes for table in self.tables if table.trained)
 
     def rows_in_use_bytes(self, distinct: int) -> int:
-        """The tables with only the rows of ``distinct`` different tokens resident.
+        """What is resident if only the rows of ``distinct`` different tokens are.
 
         Raises:
             ValueError: if there cannot be that many different tokens.
         """
         _positive("distinct", distinct)
-        rows = min((table.rows for table in self.tables), default=distinct)
-        if distinct > rows:
-            raise ValueError(f"distinct={distinct:,}: the vocabulary has only {rows:,} tokens")
-        return sum(table.bytes // table.rows * distinct for table in self.tables)
+        if distinct > self.vocab_size:
+            raise ValueError(f"distinct={distinct:,}: the vocabulary has only {self.vocab_size:,} tokens")
+        return self.row_bytes * distinct
 
     def held_bytes(self, part: Part = "kv", *, ids: bool = True, tables: bool = False, distinct: int | None = None) -> int:
         """Bytes of a part of the cache.
@@ -375,6 +377,8 @@ def cache_counts(plan: Plan, context: int, batch: int = 1, bytes_per_element: in
             )
             for core in plan.tables
         ),
+        row_bytes=sum(plan.row_widths.values()) * bytes_per_element,
+        vocab_size=plan.shape.vocab_size,
     )
 
 

@@ -15,14 +15,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import get_args
 
 from valuepath.parameters import Parameter, plan_parameters
 from valuepath.residency import (
     Alias,
+    Content,
     Core,
     Embedded,
     Finished,
+    FirstInput,
     Item,
+    NormedEmbedding,
     Projected,
     Residency,
     Rows,
@@ -30,6 +34,7 @@ from valuepath.residency import (
     Tokens,
     check_sizes,
     fuses_embed,
+    ingredients,
     item_key,
     reads_input,
     received_items,
@@ -40,8 +45,8 @@ from valuepath.shape import Fold, Mlp, QkNorm, Shape
 from valuepath.wiring import Budget, Embed, Own, Table, Wiring
 
 __all__ = [
-    "Alias", "Core", "Embedded", "Finished", "Fold", "Item", "LayerPlan", "Mlp", "Parameter", "Plan", "Projected", "QkNorm",
-    "Residency", "Rows", "Shape", "Store", "Tokens", "item_key", "make_plan",
+    "Alias", "Content", "Core", "Embedded", "Finished", "FirstInput", "Fold", "Item", "LayerPlan", "Mlp", "NormedEmbedding",
+    "Parameter", "Plan", "Projected", "QkNorm", "Residency", "Rows", "Shape", "Store", "Tokens", "item_key", "make_plan",
 ]  # fmt: skip
 
 
@@ -167,9 +172,32 @@ class Plan:
         return self._longest(found) if found else None
 
     @cached_property
-    def tables(self) -> tuple[Core, ...]:
-        """The distinct |V|-row tables that ``Tokens`` layers read, in order of first use."""
+    def token_cores(self) -> tuple[Core, ...]:
+        """The distinct contents that ``Tokens`` layers read, in order of first use."""
         return tuple(dict.fromkeys(layer.v.core for layer in self.layers if isinstance(layer.v, Tokens)))
+
+    @cached_property
+    def tables(self) -> tuple[Core, ...]:
+        """Those of them that are read from a |V|-row table of values: all, or with ``fold="factored"`` the trained ones."""
+        return tuple(core for core in self.token_cores if self.fold != "factored" or isinstance(core, Rows))
+
+    @cached_property
+    def contents(self) -> dict[Core, tuple[Content, ...]]:
+        """Token core -> what is held for each distinct token of the sequences: its value, or with ``fold="factored"`` what its
+        projection is applied to, which is summed first (an equation that is no weighted sum keeps its values)."""
+        if self.fold != "factored":
+            return {core: (core,) for core in self.token_cores}
+        resolved = resolve(self.wiring, self.shape)
+        return {core: ingredients(self.wiring, resolved, core) or (core,) for core in self.token_cores}
+
+    @cached_property
+    def row_widths(self) -> dict[Content, int]:
+        """Channels held for each distinct token, by content."""
+        return {
+            content: self.shape.hidden_size if isinstance(content, FirstInput | NormedEmbedding) else self.shape.kv_width
+            for contents in self.contents.values()
+            for content in contents
+        }
 
     # ------------------------------------------------------------------------------------------------- parameters
     @cached_property
@@ -190,14 +218,15 @@ def make_plan(wiring: Wiring, shape: Shape, fold: Fold = "auto") -> Plan:
     Args:
         fold: ``auto`` keeps ids wherever a layer after the first is token-determined, and for layer 0 where such a layer
             reads it; ``all`` also for layer 0 of any model; ``none`` only where a lone trained table is read, which needs
-            no folding: the published layout.
+            no folding: the published layout; ``factored`` the layers of ``auto``, but without a |V|-row table: attention
+            weights are summed over embedding rows, and W_V is applied after attention.
 
     Raises:
         WiringError: for what depends on sizes: gate channels, attention mixing across unequal windows.
         ValueError: for an unknown ``fold`` or another number of layers.
     """
-    if fold not in ("auto", "none", "all"):
-        raise ValueError(f"fold={fold!r}: expected 'auto', 'none' or 'all'")
+    if fold not in get_args(Fold):
+        raise ValueError(f"fold={fold!r}: expected {', '.join(map(repr, get_args(Fold)))}")
     if wiring.num_layers != shape.num_layers:
         raise ValueError(f"the wiring has {wiring.num_layers} layers, the shape {shape.num_layers}")
     check_sizes(wiring, shape)

@@ -86,9 +86,13 @@ def save_plot(description: Description, path: str | os.PathLike[str]) -> Path:
     file = checked_path(path)
     if description.plan.generation_refusal:
         raise ValueError(f"there is no cache to plot: {description.plan.generation_refusal}")
+    return save_figure(draw(description), file)
+
+
+def save_figure(figure: Figure, file: Path) -> Path:
+    """Write a figure to a path that ``checked_path`` has accepted: atomically, and the same bytes for the same figure."""
     from matplotlib import rc_context
 
-    figure = draw(description)
     partial = file.with_name(f".{file.stem}.{os.getpid()}{file.suffix}")
     kind = file.suffix.lower()[1:]
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)  # equal input, equal file

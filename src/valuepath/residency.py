@@ -45,6 +45,20 @@ Core = Projected | Embedded | Rows | Finished
 
 
 @dataclass(frozen=True, slots=True)
+class FirstInput:
+    """The normalised attention input of layer 0, which is a function of the token id: d channels."""
+
+
+@dataclass(frozen=True, slots=True)
+class NormedEmbedding:
+    """x0: d channels."""
+
+
+Content = Core | FirstInput | NormedEmbedding
+"""What is held for a token id: a value, or the input of a value projection that is applied after attention."""
+
+
+@dataclass(frozen=True, slots=True)
 class Store:
     """This layer writes a buffer of its own."""
 
@@ -183,6 +197,38 @@ def token_layers(wiring: Wiring, resolved: list[Reads], fold: Fold) -> set[int]:
     later = {n for n in determined if n >= 1}
     first = {0} & determined if any(has_first[n] for n in later) else set()
     return tables | later | first
+
+
+def ingredients(wiring: Wiring, resolved: list[Reads], core: Core) -> tuple[Content, ...] | None:
+    """What a token-determined core is an affine function of: rows that can be summed with attention weights *before* the
+    projection, ``sum_u a_u W x_u = W sum_u a_u x_u``. None if it is not one (a rescaled mix)."""
+    match core:
+        case Rows():
+            return (core,)
+        case Embedded():
+            return (NormedEmbedding(),)
+        case Projected():
+            return (FirstInput(),)
+        case Finished(n):
+            mix = wiring.layers[n].v
+            if mix.renorm is not None:
+                return None
+            found: list[Content] = []
+            for term in mix:
+                match term.source:
+                    case Shared(layer):
+                        inner = ingredients(wiring, resolved, resolved[layer].v_core)
+                        if inner is None:
+                            return None
+                        found += inner
+                    case Table(shared):
+                        found.append(Rows(None if shared else n))
+                    case Embed():
+                        found.append(NormedEmbedding())
+                    case Own() | Tap():
+                        found.append(FirstInput())
+            return tuple(dict.fromkeys(found))
+    raise AssertionError(core)
 
 
 def fuses_embed(wiring: Wiring, n: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Fold = Literal["auto", "none", "all"]
+Fold = Literal["auto", "none", "all", "factored"]
 Mlp = Literal["swiglu", "relu2"]
 QkNorm = Literal["gain", "plain"]
 

@@ -6,7 +6,7 @@ exit code 2.
 
 import typer
 
-from valuepath.cli import data, plans, study, train
+from valuepath.cli import bench, data, generate, plans, study, train
 
 app = typer.Typer(
     name="valuepath",
@@ -20,6 +20,8 @@ app.command()(plans.describe)
 app.add_typer(data.app, name="data")
 app.command()(train.train)
 app.add_typer(study.app, name="study")
+app.command()(generate.generate)
+app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:

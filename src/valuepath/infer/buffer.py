@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 import torch
 from torch import Tensor
 
 BLOCK = 128
 """Positions by which a buffer grows at least."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def plain_tensors(function: Callable[P, R]) -> Callable[P, R]:
+    """Run without gradients and outside of inference mode: what is made there may be written to in any mode later."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.inference_mode(False), torch.no_grad():
+            return function(*args, **kwargs)
+
+    return wrapped
 
 
 def _capacity(length: int) -> int:
@@ -110,6 +129,11 @@ class Buffer:
     def kept(self) -> int:
         """Positions kept."""
         return self.length - self._kept_from() if self.data is not None else 0
+
+    @property
+    def content(self) -> Tensor:
+        """The positions kept, (B, H, kept, e)."""
+        return self._slice(self._kept_from(), self.length)
 
     def _require(self) -> Tensor:
         if self.data is None:

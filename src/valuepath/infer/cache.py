@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,11 +17,18 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from valuepath.infer.buffer import Buffer
-from valuepath.plan import Alias, Plan, Store, Tokens
+from valuepath.infer.buffer import Buffer, plain_tensors
+from valuepath.infer.pooled import Product
+from valuepath.infer.rows import ResidentRows
+from valuepath.infer.tokens import DistinctTokens
+from valuepath.plan import Alias, Content, Core, FirstInput, NormedEmbedding, Plan, Store, Tokens
 
 if TYPE_CHECKING:
     from valuepath.infer.folding import TokenValues
+
+
+COMPACT = 1024
+"""Distinct tokens below which nothing is looked for to forget."""
 
 
 class CacheBytes(NamedTuple):
@@ -28,12 +36,81 @@ class CacheBytes(NamedTuple):
 
     logical: positions that are kept, times their size: keys, values and ids (4 bytes each). It grows with the sequences.
     allocated: the storage behind them.
-    shared: the |V|-row tables that all sequences read, trained ones included; they belong to the model.
+    shared: the |V|-row tables that all sequences read, trained ones included; they belong to the model, wherever they are.
+    rows: what is resident for each distinct token of the running sequences, with the map from token id to slot. It grows with
+        the number of distinct tokens, not with the length.
     """
 
     logical: int
     allocated: int
     shared: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class TokenRead:
+    """Values that a layer attends over, by distinct token: position s of sequence b has the value of slot ``slots[b, s]``.
+
+    Attributes:
+        core: whose values.
+        slots: (B, S) int32.
+    """
+
+    cache: ValuePathCache
+    core: Core
+    slots: Tensor
+
+    @property
+    def distinct(self) -> int:
+        """U, the number of slots."""
+        return self.cache.tokens.count
+
+    @property
+    def is_summed_first(self) -> bool:
+        """Whether the cache holds what values are projected from, so that weights can be summed over that."""
+        return self.cache.plan.contents[self.core] != (self.core,)
+
+    def rows(self) -> Tensor:
+        """(g, U, e): the value of each distinct token; computed for this call if only what it is projected from is held."""
+        cache = self.cache
+        if self.is_summed_first:
+            return cache.values.rows(self.core, cache.tokens.ids, from_table=False).transpose(0, 1)
+        return cache.rows.get(self.core)
+
+    def gather(self) -> Tensor:
+        """The value of every position, (B, g, S, e)."""
+        return self.rows()[:, self.slots.long()].transpose(0, 1)
+
+    def product(self, sums: Tensor, rows: Tensor | None, multiply: Product) -> Tensor:
+        """Attention output (B, Q, h, e) from the weights summed per distinct token, (B, g, R, U) with R = Q h / g.
+
+        Args:
+            rows: as ``rows()``, or None to sum what the cache holds and project after that.
+        """
+        cache, h = self.cache, self.cache.plan.shape.num_heads
+        B, g, R, U = sums.shape
+        Q = R * g // h
+        if rows is not None:
+            return _by_query(multiply(sums, rows), Q)
+        heads = torch.arange(h, device=sums.device)
+        reads = heads * g // h
+        found: dict[Content, Tensor] = {}
+        dtype = cache.values.model.embed_tokens.weight.dtype
+        for content in cache.plan.contents[self.core]:
+            held = cache.rows.get(content)
+            if held.shape[0] == 1 and isinstance(content, FirstInput | NormedEmbedding):  # the same for every head
+                found[content] = _by_query(multiply(sums.reshape(B, 1, g * R, U), held).reshape(B, g, R, -1), Q).to(dtype)
+            else:  # a table in a sum: each query head has summed its own key/value head of it
+                own = _by_query(multiply(sums, held), Q).to(dtype)
+                found[content] = own.new_zeros(B, Q, h, g, own.shape[-1])
+                found[content][:, :, heads, reads] = own
+        return cache.values.of_sums(self.core, found)[:, :, heads, reads]  # of (B, Q, h, g, e) each query head's own
+
+
+def _by_query(x: Tensor, Q: int) -> Tensor:
+    """(B, g, h / g Q, w) as (B, Q, h, w)."""
+    B, g, R, width = x.shape
+    return x.reshape(B, g * R // Q, Q, width).transpose(1, 2)
 
 
 class ValuePathCache(Cache):
@@ -53,7 +130,12 @@ class ValuePathCache(Cache):
         self.plan, self.values = plan, values
         self.keys = {n: Buffer(plan.key_windows[n]) for n in plan.key_windows}
         self.stored_values = {n: Buffer(plan.value_windows[n]) for n in plan.value_windows}
-        self.ids = Buffer(plan.id_window) if plan.folds else None
+        self.slots = Buffer(plan.id_window) if plan.folds else None
+        self.tokens = DistinctTokens(plan.shape.vocab_size)
+        self.rows = ResidentRows(values, plan.tables)
+        self._by_rows: set[Core] = set()
+        """Token cores whose rows are there in this pass."""
+        self._compact_at = COMPACT
         self._length = 0
         self._new = 0
         self._recording = False
@@ -83,13 +165,20 @@ class ValuePathCache(Cache):
                 f"the cache holds {self._batch} sequences, the input {batch}; use batch_repeat_interleave or "
                 "batch_select_indices on the cache, or start with a new one"
             )
-        if self.ids is not None:
+        if self.slots is not None:
             if ids is None:
                 raise ValueError(
                     "this cache keeps token ids and rebuilds values from them, but inputs_embeds came without ids; pass "
                     "input_ids, or make the cache with model.make_cache(fold='none')"
                 )
-            self.ids.write(ids.to(torch.int32)[:, None, :, None])
+            self._compact()
+            self.slots.write(self.tokens.slots(ids)[:, None, :, None])
+            self._by_rows = set()
+            if not torch.is_grad_enabled():  # gradients flow through values that are computed, not through rows read before
+                # a first pass computes its own values rather than fold the whole vocabulary
+                wanted = [c for c in self.plan.row_widths if self._length or self.values.is_elsewhere(c)]
+                self.rows.fetch(wanted, self.tokens)
+                self._by_rows = {core for core, contents in self.plan.contents.items() if set(contents) <= set(wanted)}
         self._batch, self._new = batch, new
 
     def commit(self) -> None:
@@ -100,8 +189,9 @@ class ValuePathCache(Cache):
         self._new = 0
 
     def reads_table(self, layer_idx: int) -> bool:
-        """Whether attention in this layer takes all its values by token id, those of the new positions included."""
-        return isinstance(self.plan.layers[layer_idx].v, Tokens) and self._length > 0
+        """Whether attention in this layer takes all its values by token, those of the new positions included."""
+        found = self.plan.layers[layer_idx].v
+        return isinstance(found, Tokens) and found.core in self._by_rows
 
     def update(
         self, key_states: Tensor, value_states: Tensor | None, layer_idx: int, *args: Any, **kwargs: Any
@@ -110,6 +200,11 @@ class ValuePathCache(Cache):
 
         Values are unweighted: the plan's outside weights are applied after attention.
         """
+        keys, values = self.attended(key_states, value_states, layer_idx)
+        return keys, values.gather() if isinstance(values, TokenRead) else values
+
+    def attended(self, key_states: Tensor, value_states: Tensor | None, layer_idx: int) -> tuple[Tensor, Tensor | TokenRead]:
+        """As ``update``; values that are read by token come as a ``TokenRead``, not yet gathered."""
         if not self._new:
             raise RuntimeError("a ValuePathCache is filled by the forward pass of its own model")
         layer = self.plan.layers[layer_idx]
@@ -118,24 +213,40 @@ class ValuePathCache(Cache):
         if isinstance(layer.v, Store):
             assert value_states is not None
             self.stored_values[layer_idx].write(value_states)
-        if isinstance(layer.v, Tokens) and value_states is not None and not self._length:
+        if isinstance(layer.v, Tokens) and value_states is not None and not self._length and not self.reads_table(layer_idx):
             return self.keys[layer.k_core].read(layer.window), value_states
-        return self.read(layer_idx, window=layer.window, new=self._new)
+        return self._read(layer_idx, layer.window)
 
     def read(self, layer_idx: int, window: int | None, new: int = 0) -> tuple[Tensor, Tensor]:
         """Keys and unweighted values of a layer through a reader's window: (B, g, min(past, window - 1) + new, e)."""
+        keys, values = self._read(layer_idx, window)
+        return keys, values.gather() if isinstance(values, TokenRead) else values
+
+    def _read(self, layer_idx: int, window: int | None) -> tuple[Tensor, Tensor | TokenRead]:
         layer = self.plan.layers[layer_idx]
         keys = self.keys[layer.k_core].read(window)
-        if isinstance(layer.v, Tokens):
-            assert self.ids is not None
-            ids = self.ids.read(window)[:, 0, :, 0].long()
-            # gradients flow through values that are computed, not through a table that was folded before; and a first
-            # pass computes its own ids rather than the whole vocabulary
-            compute = torch.is_grad_enabled() or not self._length
-            values = (self.values.compute if compute else self.values.gather)(layer.v.core, ids)
-            return keys, values.transpose(1, 2)
-        owner = layer.v.layer if isinstance(layer.v, Alias) else layer_idx
-        return keys, self.stored_values[owner].read(window)
+        if not isinstance(layer.v, Tokens):
+            owner = layer.v.layer if isinstance(layer.v, Alias) else layer_idx
+            return keys, self.stored_values[owner].read(window)
+        assert self.slots is not None
+        slots = self.slots.read(window)[:, 0, :, 0]
+        if not self._new and not torch.is_grad_enabled():  # looked at from outside, between two passes
+            self.rows.fetch(list(self.plan.contents[layer.v.core]), self.tokens)
+        elif layer.v.core not in self._by_rows:
+            return keys, self.values.compute(layer.v.core, self.tokens.ids[slots.long()]).transpose(1, 2)
+        return keys, TokenRead(self, layer.v.core, slots)
+
+    @plain_tensors
+    def _compact(self) -> None:
+        """Forget tokens that no sequence contains any more. What is dropped by windows, crops and beams leaves them behind; the
+        history is looked through only when the set has doubled since the last time, so that a step stays cheap."""
+        assert self.slots is not None
+        if self.tokens.count < self._compact_at or not self.slots.kept:
+            return
+        kept, renumbered = self.tokens.keep(self.slots.content)
+        self.rows.keep(kept)
+        self.slots.apply(lambda slots: renumbered[slots.clamp(0, len(renumbered) - 1).long()])
+        self._compact_at = max(COMPACT, 2 * self.tokens.count)
 
     # ------------------------------------------------------------------------------------------------------- sizes
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -153,9 +264,14 @@ class ValuePathCache(Cache):
         return -1
 
     def nbytes(self) -> CacheBytes:
-        """Logical, allocated and shared bytes: see ``CacheBytes``."""
+        """Logical, allocated, shared and resident bytes: see ``CacheBytes``."""
         sizes = [buffer.nbytes() for buffer in self._buffers()]
-        return CacheBytes(sum(s[0] for s in sizes), sum(s[1] for s in sizes), self.values.nbytes(self.plan.tables))
+        return CacheBytes(
+            logical=sum(s[0] for s in sizes),
+            allocated=sum(s[1] for s in sizes),
+            shared=self.values.nbytes(self.plan.tables),
+            rows=self.rows.nbytes() + self.tokens.nbytes(),
+        )
 
     def nbytes_by_layer(self) -> list[tuple[int, int]]:
         """Logical bytes of (keys, values) that each layer stores itself; ids belong to no layer."""
@@ -188,7 +304,7 @@ class ValuePathCache(Cache):
 
     # ------------------------------------------------------------------------------------------------------- verbs
     def _buffers(self) -> list[Buffer]:
-        return [*self.keys.values(), *self.stored_values.values(), *([self.ids] if self.ids is not None else [])]
+        return [*self.keys.values(), *self.stored_values.values(), *([self.slots] if self.slots is not None else [])]
 
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last ``-tokens_to_remove`` positions; 0 shrinks windows that recorded more than they need.
@@ -243,6 +359,9 @@ class ValuePathCache(Cache):
         """Forget all sequences and free their memory."""
         for buffer in self._buffers():
             buffer.reset()
+        self.tokens.reset()
+        self.rows.reset()
+        self._compact_at = COMPACT
         self._length, self._new, self._batch = 0, 0, -1
 
 

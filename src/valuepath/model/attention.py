@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from valuepath.infer.cache import ValuePathCache
+from valuepath.infer.attend import attend_stored, attend_tokens
+from valuepath.infer.cache import TokenRead, ValuePathCache
 from valuepath.model.combine import Factor, Mixer, multiply, rescale, times
 from valuepath.model.norm import RMSNorm, compute_dtype
 from valuepath.model.rope import rotate
@@ -159,12 +160,21 @@ class Attention(nn.Module):
         return times(env.get(item_key("scale", stream, source.layer)), env[item_key("shared", stream, source.layer)])
 
     # ------------------------------------------------------------------------------------------------------ values
-    def value(self, h: Tensor, env: Env, budgets: Mapping[int, Tensor], ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The value core (B, T, g, e) without its outside weight, and this layer's raw V_n if it has one."""
+    def value(
+        self, h: Tensor | None, env: Env, budgets: Mapping[int, Tensor], ids: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The value core (B, T, g, e) without its outside weight, and this layer's raw V_n if it has one.
+
+        ``h`` is the normalised attention input; None will do for a mix that does not read it.
+        """
         mix = self.wiring.v
         if self.plan.fuses_embed:
+            assert h is not None
             return self._fused_value(h, env, budgets, ids), None
-        raw = self.project("v", h) if mix.has(Own) else None
+        raw = None
+        if mix.has(Own):
+            assert h is not None
+            raw = self.project("v", h)
         sources = [self._value_source(term.source, raw, env, ids) for term in mix]
         if mix.lone is not None:
             return sources[0], raw
@@ -189,6 +199,8 @@ class Attention(nn.Module):
             case Table(True):
                 return env["table"]
             case Table():
+                if "rows" in env:  # looked up already
+                    return env["rows"]
                 return self.v_table(ids).unflatten(-1, (self.heads["v"], self.head_dim))
         raise AssertionError(source)
 
@@ -296,21 +308,22 @@ class Attention(nn.Module):
         v_scale: Factor | None,
         env: Env,
         cache: Cache | None,
-    ) -> tuple[Tensor, Tensor, Factor | None, Factor | None]:
+    ) -> tuple[Tensor, Tensor | TokenRead, Factor | None, Factor | None]:
         """Keys and values (B, g, S, e) to attend over, past ones included, and the weights that are still outside."""
         key, value = k.transpose(1, 2), None if v is None else v.transpose(1, 2)
         if cache is not None and not isinstance(cache, ValuePathCache):
             assert value is not None
             per_head = [s.unsqueeze(1) if isinstance(s, Tensor) and s.ndim else s for s in (k_scale, v_scale)]
-            keys, values = cache.update(times(per_head[0], key), times(per_head[1], value), self.layer_idx)
-            return keys, values, None, None
+            finished = cache.update(times(per_head[0], key), times(per_head[1], value), self.layer_idx)
+            return *finished, None, None
+        values: Tensor | TokenRead | None = value
+        keys = key
         if cache is not None:
-            keys, values = cache.update(key, value, self.layer_idx)
-        else:
-            assert value is not None
-            keys, values = key, value
+            keys, values = cache.attended(key, value, self.layer_idx)
+        assert values is not None
         if len(self.parts) == 1:
             return keys, values, k_scale, v_scale
+        values = values.gather() if isinstance(values, TokenRead) else values
         scales = [(k_scale, v_scale)]
         pairs = [(keys, values)]
         for part in self.parts[1:]:
@@ -331,7 +344,7 @@ class Attention(nn.Module):
         self,
         query: Tensor,
         keys: Tensor,
-        values: Tensor,
+        values: Tensor | TokenRead,
         mask: Tensor | None,
         env: Env,
         budgets: Mapping[int, Tensor],
@@ -340,19 +353,20 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Attention output (B, T, h, e), and the weights if they were formed."""
         dropout = self.config.attention_dropout if self.training else 0.0
+        implementation = self.config._attn_implementation
         if not self.forms_matrix:
-            attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
-            return attend(
-                self,
-                query,
-                keys,
-                values,
-                mask,
-                dropout=dropout,
-                scaling=self.scaling,
-                sliding_window=self.plan.window,
-                **kwargs,
-            )
+            attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
+            options = {"dropout": dropout, "scaling": self.scaling, "sliding_window": self.plan.window, **kwargs}
+            # other functions may return the weights, or be somebody's own: they get what they expect
+            ours = implementation == "sdpa" and not dropout and not torch.is_grad_enabled()
+            if isinstance(values, TokenRead):
+                if ours:
+                    return attend_tokens(attend, self, query, keys, values, mask, **options)
+                values = values.gather()
+            if ours and query.shape[2] == 1 and query.device.type == "cpu":
+                return attend_stored(attend, self, query, keys, values, mask, **options)
+            return attend(self, query, keys, values, mask, **options)
+        values = values.gather() if isinstance(values, TokenRead) else values
         raw = attention_weights(query, keys, mask, self.scaling)
         sources = []
         for term in self.wiring.a:

@@ -15,6 +15,7 @@ from valuepath.compat import CACHE_NAME
 from valuepath.config import ValuePathConfig
 from valuepath.infer.cache import ValuePathCache
 from valuepath.infer.folding import TokenValues
+from valuepath.infer.tables import check_table_device, moved_table
 from valuepath.model.block import Block, mix_states
 from valuepath.model.combine import BudgetWeights, Mixer
 from valuepath.model.init import Initializer
@@ -75,6 +76,54 @@ class ValuePathPreTrainedModel(PreTrainedModel):
                 )
             attn_implementation = "eager"
         return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: Any, *args: Any, table_device: str | None = None, **kwargs: Any
+    ) -> Any:
+        """As in transformers, and
+
+        Args:
+            table_device: where value tables live: None with the model, ``cpu`` in host memory, ``mmap`` in the checkpoint's
+                file, from which rows are read when their token appears. The model is loaded on the CPU then; move it with
+                ``.to(device)``, and the tables stay.
+
+        Raises:
+            ValueError: for another place, for ``device_map`` at the same time, and for a checkpoint that cannot be mapped.
+        """
+        if table_device is None:
+            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        if kwargs.get("device_map") is not None:
+            raise ValueError(
+                f"table_device={table_device!r} and device_map={kwargs['device_map']!r}: give table_device only, and move the "
+                "loaded model with .to(device); its tables stay where they are"
+            )
+        check_table_device(table_device)
+        found = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        model = found[0] if isinstance(found, tuple) else found
+        names = ("cache_dir", "revision", "token", "subfolder", "local_files_only")
+        where = {name: kwargs[name] for name in names if name in kwargs}
+        model.place_tables(table_device, checkpoint=pretrained_model_name_or_path, **where)
+        return found
+
+    def place_tables(self, table_device: str | None, checkpoint: Any = None, **where: Any) -> None:
+        """Move the value tables: None to the model's own device, ``cpu`` to host memory, ``mmap`` to the file they were loaded
+        from. Tables that are folded later, which no file has, are held in host memory with the last two.
+
+        Args:
+            checkpoint: folder or hub name, for ``mmap``; ``where`` is passed on to transformers' ``cached_file``.
+        """
+        check_table_device(table_device)
+        if table_device == "mmap" and checkpoint is None:
+            raise ValueError("table_device='mmap' needs the checkpoint: from_pretrained(path, table_device='mmap')")
+        base = cast(ValuePathModel, self.base_model)
+        for name, module in [*self.named_modules()]:
+            table = getattr(module, "v_table", None)
+            if isinstance(table, nn.Embedding):
+                full = self._full_name(f"{name}.v_table.weight" if name else "v_table.weight")
+                module.v_table = moved_table(table, table_device, checkpoint, full, base.embed_tokens.weight.device, **where)
+        base.token_values.table_device = None if table_device is None else "cpu"
+        base.token_values.invalidate()
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -189,9 +238,16 @@ class ValuePathModel(ValuePathPreTrainedModel):
         """An empty cache for this model.
 
         Args:
-            fold: instead of the config's: ``auto``, ``none`` (needed to start from ``inputs_embeds``) or ``all``.
+            fold: instead of the config's: ``auto``, ``none`` (needed to start from ``inputs_embeds``), ``all`` or ``factored``.
         """
         return ValuePathCache(self.config.plan(fold), self.token_values)
+
+    def fold(self) -> None:
+        """Fold every token-determined value into its |V|-row table now, rather than at the first forward that reads the past.
+
+        A trained table is used as it is. Tables are dropped by ``train()`` and built anew after any change of a weight.
+        """
+        self.token_values.fold()
 
     def check_cache(self, cache: Any) -> None:
         """Refuse a cache that this model cannot use as it is.
@@ -374,6 +430,10 @@ class ValuePathForCausalLM(ValuePathPreTrainedModel, GenerationMixin):
     def make_cache(self, fold: str | None = None) -> ValuePathCache:
         """An empty cache for this model: see ``ValuePathModel.make_cache``."""
         return self.model.make_cache(fold)
+
+    def fold(self) -> None:
+        """Build the tables of token-determined values now: see ``ValuePathModel.fold``."""
+        self.model.fold()
 
     def forward(
         self,

@@ -14,11 +14,11 @@ from transformers.utils import logging
 from valuepath import files
 from valuepath.counts import parameter_counts
 from valuepath.data.order import TrainingOrder
+from valuepath.machine import machine
 from valuepath.model.modeling import ValuePathForCausalLM
 from valuepath.settings import as_yaml
 from valuepath.train.coefficients import learned
 from valuepath.train.folder import RunFolder
-from valuepath.train.machine import machine
 from valuepath.train.result import Diverged, Learned, Point, RunFailure, RunResult
 from valuepath.train.settings import Optimiser, Run
 from valuepath.train.trainer import RunTrainer, Watch

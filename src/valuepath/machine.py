@@ -1,4 +1,4 @@
-"""What a run was trained on."""
+"""The machine that something ran on."""
 
 from __future__ import annotations
 
