@@ -371,13 +371,6 @@ def test_wrong_places_and_checkpoints_are_refused(tmp_path: Path) -> None:
         model.place_tables("mmap", checkpoint=tmp_path)
 
 
-def test_ids_outside_of_the_vocabulary_are_named() -> None:
-    model = model_of("svformer")
-    cache = model.make_cache()
-    with pytest.raises(ValueError, match="expected 0 to 52"):
-        cache.begin(torch.tensor([[3, 53]]), 1, 2)
-
-
 def test_randomised_models_are_random() -> None:
     """Guards this file: a randomised table is not the projection it started as."""
     model = model_of("bov")

@@ -127,7 +127,7 @@ def run(settings: Settings, text: TextIds, tell: Callable[[str], None]) -> dict[
                     "whole",
                     labels,
                     model.bytes_needed(text.vocab_size),
-                    context + settings.rounds + 8,
+                    context + whole.steps_taken(settings.rounds),
                     lambda one=model: whole.measure(one, text, settings.rounds, device),  # type: ignore[misc]
                 )
     finally:

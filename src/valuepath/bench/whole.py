@@ -17,12 +17,14 @@ from valuepath.compat import CACHE_NAME
 from valuepath.config import ValuePathConfig
 from valuepath.counts import break_even, cache_counts
 from valuepath.infer.cache import ValuePathCache
-from valuepath.infer.choose import chooser
+from valuepath.infer.choose import bucket, chooser
 from valuepath.model.modeling import ValuePathForCausalLM
 from valuepath.model.norm import compute_dtype
 
 KEYS_ALONE = "valuepath_keys_alone"
 BASELINE = "transformer"
+WARM_UP = 4
+"""Steps that do not count; every way of every layer has been tried within them."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class WholeCell:
     def bytes_needed(self, vocab_size: int) -> int:
         """All models and all caches at once, which is how they are measured."""
         total = 0
-        for one in CONTESTANTS:
+        for one in {(one.variant, one.fold): one for one in CONTESTANTS}.values():
             plan = self.config(one, vocab_size).plan()
             size = self.dtype.itemsize
             cache = cache_counts(plan, self.context, self.batch, size)
@@ -84,9 +86,14 @@ def keys_alone(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float, **_: Any
 ) -> tuple[Tensor, None]:
     """Attention weights and nothing else: the time that no layout of values can beat."""
-    groups = query.shape[1] // key.shape[1]
-    assert groups == 1
-    torch.softmax(torch.matmul(query * scaling, key.mT), -1, dtype=compute_dtype(query.dtype))
+    assert query.shape[1] == key.shape[1] and attention_mask is None
+    wide = compute_dtype(query.dtype)
+    candidates = {
+        "q k^T": lambda: torch.matmul(query, key.mT),
+        "k q^T": lambda: torch.matmul(key, query.mT).mT,
+    }
+    shape = (query.dtype, query.shape[0], bucket(key.shape[2]))
+    torch.softmax(chooser.run((KEYS_ALONE, *shape), candidates, query.device) * scaling, -1, dtype=wide)
     return torch.zeros_like(query).transpose(1, 2), None
 
 
@@ -101,35 +108,43 @@ def fill(cache: ValuePathCache, ids: Tensor, dtype: torch.dtype) -> None:
     cache.commit()
 
 
+def steps_taken(rounds: int) -> int:
+    """Tokens behind the context that are needed: two ways may share a cache."""
+    return 2 * (WARM_UP + rounds)
+
+
 @torch.no_grad()
 def measure(cell: WholeCell, text: TextIds, rounds: int, device: torch.device) -> dict[str, Any]:
     """For each contestant: median milliseconds a step, tokens per second, bytes, and the ratios to the Transformer."""
     AttentionInterface.register(KEYS_ALONE, keys_alone)
     AttentionMaskInterface.register(KEYS_ALONE, sdpa_mask)
-    warm_up = 4  # every way of every layer is tried within these
-    ids = text.batch(cell.batch, cell.context + warm_up + rounds).to(device)
+    ids = text.batch(cell.batch, cell.context + steps_taken(rounds)).to(device)
     prompt, rest = ids[:, : cell.context], ids[:, cell.context :]
+    made: dict[tuple[str, str], tuple[Any, ValuePathCache]] = {}  # ways of one model share its weights and its cache
     caches: dict[str, ValuePathCache] = {}
     work: dict[str, Callable[[], Any]] = {}
 
     def step(one: Contestant, model: Any, cache: ValuePathCache) -> Callable[[], Any]:
         def run() -> None:
             at = cache.get_seq_length() - cell.context
+            model.config._attn_implementation = one.attention
             with chooser.only(one.way):
                 model(rest[:, at : at + 1], use_cache=True, logits_to_keep=1, **{CACHE_NAME: cache})
 
         return run
 
     for one in CONTESTANTS:
-        torch.manual_seed(0)
-        model: Any = ValuePathForCausalLM(cell.config(one, text.vocab_size))
-        model = model.to(device=device, dtype=cell.dtype).eval()
-        model.set_attn_implementation(one.attention)
-        model.fold()
-        caches[one.name] = model.make_cache()
-        fill(caches[one.name], prompt, cell.dtype)
-        work[one.name] = step(one, model, caches[one.name])
-    ms = alternating(work, rounds, warm_up, device)
+        key = (one.variant, one.fold)
+        if key not in made:
+            torch.manual_seed(0)
+            model: Any = ValuePathForCausalLM(cell.config(one, text.vocab_size))
+            model = model.to(device=device, dtype=cell.dtype).eval()
+            model.fold()
+            made[key] = (model, model.make_cache())
+            fill(made[key][1], prompt, cell.dtype)
+        caches[one.name] = made[key][1]
+        work[one.name] = step(one, *made[key])
+    ms = alternating(work, rounds, WARM_UP, device)
     base_bytes = caches[BASELINE].nbytes().logical
     found: dict[str, Any] = {}
     for one in CONTESTANTS:

@@ -110,7 +110,9 @@ def attend_tokens(
         candidates["gather"] = lambda: _gathered(function, module, query, keys, read.slots, rows, mask, **options)
     candidates["pooled"] = by_blocks
     kernel = kernel_for(query, keys, mask)
-    if kernel is not None:
+    if kernel is not None and rows is not None and rows.dtype == query.dtype:
+        candidates["kernel"] = lambda: (kernel.attend(query, keys, read.slots, mask, scaling, rows), None)
+    elif kernel is not None and read.dtype == query.dtype:
         candidates["kernel"] = lambda: finish(kernel.pool(query, keys, read.slots, mask, scaling, distinct), kernel.product)
     return chooser.run(_key("tokens", query, keys, mask, bucket(distinct), late), candidates, query.device)
 
@@ -191,8 +193,7 @@ def pooled_unchecked(
     distinct = rows.shape[1]
     kernel = kernel_for(query, keys, mask) if by_kernel and rows.dtype == query.dtype else None
     if kernel is not None:
-        sums = kernel.pool(query, keys, slots, mask, scaling, distinct)
-        return kernel.product(sums, rows).reshape(B, h, Q, -1).to(query.dtype)
+        return kernel.attend(query, keys, slots, mask, scaling, rows).transpose(1, 2)
     parts = []
     for start, end in query_blocks(B, h, Q, keys.shape[2], compute_dtype(query.dtype).itemsize):
         found = weights(query[:, :, start:end], keys, mask if mask is None else mask[:, :, start:end], scaling, after=Q - end)

@@ -66,6 +66,11 @@ class TokenRead:
         return self.cache.tokens.count
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of what the cache holds."""
+        return self.cache.values.model.embed_tokens.weight.dtype
+
+    @property
     def is_summed_first(self) -> bool:
         """Whether the cache holds what values are projected from, so that weights can be summed over that."""
         return self.cache.plan.contents[self.core] != (self.core,)
@@ -95,7 +100,7 @@ class TokenRead:
         heads = torch.arange(h, device=sums.device)
         reads = heads * g // h
         found: dict[Content, Tensor] = {}
-        dtype = cache.values.model.embed_tokens.weight.dtype
+        dtype = self.dtype
         for content in cache.plan.contents[self.core]:
             held = cache.rows.get(content)
             if held.shape[0] == 1 and isinstance(content, FirstInput | NormedEmbedding):  # the same for every head

@@ -27,6 +27,14 @@ inline float wide(bfloat16 x) {
   return y;
 }
 
+inline void narrow(float x, float* y) { *y = x; }
+
+inline void narrow(float x, bfloat16* y) {  // to the nearest, ties to even; NaN stays one
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  y->bits = x != x ? 0x7fc0 : uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
 
 // e^x for x <= 0 to about one unit in the last place; 0 below the smallest normal number. Without a call, so that it is vectorised.
@@ -162,6 +170,20 @@ void add_up(float* s, const int32_t* slots, int64_t count, Running& running, flo
   for (int64_t t = 0; t < count; t++) pooled[slots[t]] += s[t];
 }
 
+// One key head's keys `from` to `to`: weights relative to each query's largest score, added up in pooled (R, U).
+template <class T>
+void pass(const Sizes& n, const float* query, const T* keys, const int32_t* slots, const uint8_t* mask, int64_t from, int64_t to,
+          Running* running, float* pooled) {
+  float block[kKeys];
+  for (int64_t start = from; start < to; start += kKeys) {
+    const int64_t count = std::min(kKeys, to - start);
+    for (int64_t row = 0; row < n.R; row++) {
+      scores(n, query + row * n.e, keys + start * n.e, mask, row % n.Q, start, count, block);
+      add_up(block, slots + start, count, running[row], pooled + row * n.U, n.U);
+    }
+  }
+}
+
 // query: (B, g, R, e) scaled; pooled: (B, g, R, U)
 template <class T>
 void pool(const Sizes& n, const float* query, const T* keys, const int32_t* slots, const uint8_t* mask, float* pooled) {
@@ -176,15 +198,8 @@ void pool(const Sizes& n, const float* query, const T* keys, const int32_t* slot
     const int64_t head = task / parts, b = head / n.g, from = task % parts * step, to = std::min(from + step, n.S);
     float* sums = parts == 1 ? pooled + head * n.R * n.U : partial.data() + task * n.R * n.U;
     std::memset(sums, 0, n.R * n.U * sizeof(float));
-    const T* k = keys + b * n.key_batch + head % n.g * n.key_head;
-    float block[kKeys];
-    for (int64_t start = from; start < to; start += kKeys) {
-      const int64_t count = std::min(kKeys, to - start);
-      for (int64_t row = 0; row < n.R; row++) {
-        scores(n, query + (head * n.R + row) * n.e, k + start * n.e, mask ? mask + b * n.mask_batch : nullptr, row % n.Q, start, count, block);
-        add_up(block, slots + b * n.slot_batch + start, count, running[task * n.R + row], sums + row * n.U, n.U);
-      }
-    }
+    pass(n, query + head * n.R * n.e, keys + b * n.key_batch + head % n.g * n.key_head, slots + b * n.slot_batch,
+         mask ? mask + b * n.mask_batch : nullptr, from, to, running.data() + task * n.R, sums);
   }
 #pragma omp parallel for num_threads(n.threads) schedule(static)
   for (int64_t i = 0; i < heads * n.R; i++) {
@@ -247,6 +262,23 @@ inline const float* widened(const bfloat16* rows, int64_t count, float* buffer) 
   return buffer;
 }
 
+// Adds the product of a head's sums with rows `from` to `to` to `sum`; `weight` is moved along.
+template <class T>
+void multiply(const T* rows, int64_t from, int64_t to, int64_t e, const std::vector<const float*>& pooled, const std::vector<float*>& sum) {
+  thread_local std::vector<float> buffer;
+  buffer.resize(kRows * e);
+  std::vector<const float*> weight(pooled.size());
+  for (int64_t u = from; u < to; u += kRows) {
+    const int64_t count = std::min(kRows, to - u);
+    const float* x = widened(rows + u * e, count * e, buffer.data());
+    for (size_t i = 0; i < pooled.size(); i++) weight[i] = pooled[i] + u;
+    if (e == 64) accumulate_all<64>(weight, x, sum, count);
+    else if (e == 128) accumulate_all<128>(weight, x, sum, count);
+    else
+      for (size_t i = 0; i < sum.size(); i++) accumulate(weight[i], x, sum[i], count, e);
+  }
+}
+
 // pooled: (B, g, R, U); rows: a head's lie one after another, (U, e); out: (B, g, R, e). Where there are fewer heads than threads
 // the slots are split into parts, each with its own sum.
 template <class T>
@@ -256,19 +288,13 @@ void product(int64_t B, int64_t g, int64_t R, int64_t U, int64_t e, int64_t row_
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
   for (int64_t task = 0; task < g * parts; task++) {
     const int64_t head = task / parts, to = std::min((task % parts + 1) * step, U);
-    std::vector<float> buffer(kRows * e);
     std::vector<float*> sum(queries);
     std::vector<const float*> weight(queries);
-    for (int64_t i = 0; i < queries; i++) sum[i] = sums.data() + (task * queries + i) * e;
-    for (int64_t u = task % parts * step; u < to; u += kRows) {
-      const int64_t count = std::min(kRows, to - u);
-      const float* x = widened(rows + head * row_head + u * e, count * e, buffer.data());
-      for (int64_t i = 0; i < queries; i++) weight[i] = pooled + ((i / R * g + head) * R + i % R) * U + u;
-      if (e == 64) accumulate_all<64>(weight, x, sum, count);
-      else if (e == 128) accumulate_all<128>(weight, x, sum, count);
-      else
-        for (int64_t i = 0; i < queries; i++) accumulate(weight[i], x, sum[i], count, e);
+    for (int64_t i = 0; i < queries; i++) {
+      sum[i] = sums.data() + (task * queries + i) * e;
+      weight[i] = pooled + ((i / R * g + head) * R + i % R) * U;
     }
+    multiply(rows + head * row_head, task % parts * step, to, e, weight, sum);
   }
   for (int64_t head = 0; head < g; head++)
     for (int64_t i = 0; i < queries; i++) {
@@ -281,9 +307,65 @@ void product(int64_t B, int64_t g, int64_t R, int64_t U, int64_t e, int64_t row_
     }
 }
 
+// Both at once, from and to the dtype of the keys. query: (B, h, Q, e) with any strides; out: (B, Q, h, e).
+template <class T>
+void attend(const Sizes& n, const T* query, int64_t query_batch, int64_t query_head, int64_t query_position, float scaling, const T* keys,
+            const int32_t* slots, const uint8_t* mask, const T* rows, int64_t row_head, T* out) {
+  const int64_t heads = n.B * n.g, group = n.R / n.Q, h = n.g * group;
+  std::vector<float> wide_query(heads * n.R * n.e);
+  for (int64_t i = 0; i < heads * n.R; i++) {
+    const int64_t head = i / n.R % n.g * group + i % n.R / n.Q;
+    const T* q = query + i / n.R / n.g * query_batch + head * query_head + i % n.Q * query_position;
+    for (int64_t c = 0; c < n.e; c++) wide_query[i * n.e + c] = wide(q[c]) * scaling;
+  }
+  auto write = [&](int64_t head, int64_t row, const float* x) {
+    T* y = out + ((head / n.g * n.Q + row % n.Q) * h + head % n.g * group + row / n.Q) * n.e;
+    for (int64_t c = 0; c < n.e; c++) narrow(x[c], y + c);
+  };
+  // rows that stay in a core's own cache, or are read by one sequence only, are multiplied while the sums are there
+  const bool at_once = (heads % n.threads == 0 || heads >= 4 * n.threads) && (n.B == 1 || n.U * n.e * int64_t(sizeof(T)) <= 1 << 18);
+  if (!at_once) {
+    std::vector<float> pooled(heads * n.R * n.U), sums(heads * n.R * n.e);
+    pool(n, wide_query.data(), keys, slots, mask, pooled.data());
+    product(n.B, n.g, n.R, n.U, n.e, row_head, n.threads, pooled.data(), rows, sums.data());
+    for (int64_t i = 0; i < heads * n.R; i++) write(i / n.R, i % n.R, sums.data() + i * n.e);
+    return;
+  }
+#pragma omp parallel for num_threads(n.threads) schedule(dynamic)
+  for (int64_t head = 0; head < heads; head++) {
+    thread_local std::vector<float> pooled, sums;
+    pooled.assign(n.R * n.U, 0.0f);
+    sums.assign(n.R * n.e, 0.0f);
+    std::vector<Running> running(n.R);
+    const int64_t b = head / n.g;
+    pass(n, wide_query.data() + head * n.R * n.e, keys + b * n.key_batch + head % n.g * n.key_head, slots + b * n.slot_batch,
+         mask ? mask + b * n.mask_batch : nullptr, 0, n.S, running.data(), pooled.data());
+    std::vector<float*> sum(n.R);
+    std::vector<const float*> weight(n.R);
+    for (int64_t row = 0; row < n.R; row++) sum[row] = sums.data() + row * n.e, weight[row] = pooled.data() + row * n.U;
+    multiply(rows + head % n.g * row_head, 0, n.U, n.e, weight, sum);
+    for (int64_t row = 0; row < n.R; row++) {
+      const float scale = running[row].top == kMasked ? 0.0f : 1.0f / running[row].total;
+      for (int64_t c = 0; c < n.e; c++) sum[row][c] *= scale;
+      write(head, row, sum[row]);
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" {
+
+void valuepath_attend(int narrow, const int64_t* n, float scaling, const void* query, const void* keys, const int32_t* slots,
+                      const uint8_t* mask, const void* rows, void* out) {
+  const Sizes sizes = {n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10], n[11], n[12], n[13]};
+  if (narrow)
+    attend(sizes, static_cast<const bfloat16*>(query), n[14], n[15], n[16], scaling, static_cast<const bfloat16*>(keys), slots, mask,
+           static_cast<const bfloat16*>(rows), n[17], static_cast<bfloat16*>(out));
+  else
+    attend(sizes, static_cast<const float*>(query), n[14], n[15], n[16], scaling, static_cast<const float*>(keys), slots, mask,
+           static_cast<const float*>(rows), n[17], static_cast<float*>(out));
+}
 
 void valuepath_pool(int narrow, const int64_t* n, const float* query, const void* keys, const int32_t* slots, const uint8_t* mask,
                     float* pooled) {

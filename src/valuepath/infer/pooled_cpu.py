@@ -85,7 +85,8 @@ def _library() -> ctypes.CDLL | None:
     pointer = ctypes.c_void_p
     library.valuepath_pool.argtypes = [ctypes.c_int, pointer, *[pointer] * 5]
     library.valuepath_product.argtypes = [ctypes.c_int, pointer, *[pointer] * 3]
-    library.valuepath_pool.restype = library.valuepath_product.restype = None
+    library.valuepath_attend.argtypes = [ctypes.c_int, pointer, ctypes.c_float, *[pointer] * 6]
+    library.valuepath_pool.restype = library.valuepath_product.restype = library.valuepath_attend.restype = None
     return library
 
 
@@ -111,37 +112,80 @@ def _numbers(*numbers: int) -> ctypes.Array[ctypes.c_int64]:
     return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
-def pool(query: Tensor, keys: Tensor, slots: Tensor, mask: Tensor | None, scaling: float, distinct: int) -> Tensor:
-    """softmax(q k^T scaling + mask) added up per slot, float32 (B, g, R, U); see ``valuepath.infer.pooled``.
+def _sizes(query: Tensor, keys: Tensor, slots: Tensor, mask: Tensor | None, distinct: int) -> list[int]:
+    """What the kernels call Sizes. ``mask`` has been expanded to (B, 1, Q, S)."""
+    B, h, Q, e = query.shape
+    g, S = keys.shape[1:3]
+    strides = (0, 0, 0) if mask is None else (mask.stride(0), mask.stride(2), mask.stride(3))
+    lengths = [B, g, h // g * Q, Q, S, e, distinct]
+    return [*lengths, keys.stride(0), keys.stride(1), slots.stride(0), *strides, torch.get_num_threads()]
+
+
+def _ready(query: Tensor, keys: Tensor, slots: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Slots and mask as the kernels read them."""
+    if slots.dtype != torch.int32 or slots.stride(1) != 1:
+        slots = slots.to(torch.int32).contiguous()
+    if mask is not None:
+        mask = mask.expand(query.shape[0], 1, query.shape[2], keys.shape[2])
+    return slots, mask
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def attend(query: Tensor, keys: Tensor, slots: Tensor, mask: Tensor | None, scaling: float, rows: Tensor) -> Tensor:
+    """Token-pooled attention (B, Q, h, e) in the dtype of ``query``, ``keys`` and ``rows``; sums are in float32.
 
     Args:
         query: (B, h, Q, e).
         keys: (B, g, S, e), a head's keys one after another.
-        slots: (B, S) int32, below ``distinct``.
+        slots: (B, S) int32, below U.
+        rows: (g, U, e).
     """
     library = _library()
     assert library is not None
+    slots, mask = _ready(query, keys, slots, mask)
     B, h, Q, e = query.shape
-    g, S = keys.shape[1:3]
-    R = h // g * Q
-    wide = (query.float() * scaling).reshape(B, g, R, e).contiguous()
-    slots = slots.to(torch.int32)
-    slots = slots if slots.stride(1) == 1 else slots.contiguous()
-    strides = (0, 0, 0)
-    if mask is not None:
-        mask = mask.expand(B, 1, Q, S)
-        strides = (mask.stride(0), mask.stride(2), mask.stride(3))
-    sums = torch.empty(B, g, R, distinct)
-    numbers = _numbers(
-        B, g, R, Q, S, e, distinct, keys.stride(0), keys.stride(1), slots.stride(0), *strides, torch.get_num_threads()
+    query = query if query.stride(3) == 1 else query.contiguous()
+    rows = rows if rows.stride(2) == 1 and rows.stride(1) == e else rows.contiguous()
+    out = torch.empty(B, Q, h, e, dtype=query.dtype)
+    sizes = _numbers(*_sizes(query, keys, slots, mask, rows.shape[1]), *query.stride()[:3], rows.stride(0))
+    library.valuepath_attend(
+        int(keys.dtype == torch.bfloat16),
+        ctypes.addressof(sizes),
+        scaling,
+        query.data_ptr(),
+        keys.data_ptr(),
+        slots.data_ptr(),
+        _pointer(mask),
+        rows.data_ptr(),
+        out.data_ptr(),
     )
+    return out
+
+
+def pool(query: Tensor, keys: Tensor, slots: Tensor, mask: Tensor | None, scaling: float, distinct: int) -> Tensor:
+    """softmax(q k^T scaling + mask) added up per slot, float32 (B, g, R, U); see ``valuepath.infer.pooled``.
+
+    Args:
+        query, keys, slots: as for ``attend``; slots lie below ``distinct``.
+    """
+    library = _library()
+    assert library is not None
+    slots, mask = _ready(query, keys, slots, mask)
+    B, h, Q, e = query.shape
+    g = keys.shape[1]
+    wide = (query.float() * scaling).reshape(B, g, h // g * Q, e).contiguous()
+    sums = torch.empty(B, g, h // g * Q, distinct)
+    sizes = _numbers(*_sizes(query, keys, slots, mask, distinct))
     library.valuepath_pool(
         int(keys.dtype == torch.bfloat16),
-        ctypes.addressof(numbers),
+        ctypes.addressof(sizes),
         wide.data_ptr(),
         keys.data_ptr(),
         slots.data_ptr(),
-        None if mask is None else mask.data_ptr(),
+        _pointer(mask),
         sums.data_ptr(),
     )
     return sums

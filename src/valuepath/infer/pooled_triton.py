@@ -88,6 +88,13 @@ def pool(query: Tensor, keys: Tensor, slots: Tensor, mask: Tensor | None, scalin
     return sums
 
 
+def attend(query: Tensor, keys: Tensor, slots: Tensor, mask: Tensor | None, scaling: float, rows: Tensor) -> Tensor:
+    """Token-pooled attention (B, Q, h, e) in the dtype of ``query``; see ``valuepath.infer.pooled_cpu.attend``."""
+    B, h, Q, _ = query.shape
+    out = product(pool(query, keys, slots, mask, scaling, rows.shape[1]), rows)
+    return out.view(B, h, Q, -1).transpose(1, 2).to(query.dtype)
+
+
 def product(sums: Tensor, rows: Tensor) -> Tensor:
     """``sums rows`` in float32, (B, g, R, e), for sums (B, g, R, U) and rows (g, U, e)."""
     B, g, R, U = sums.shape
