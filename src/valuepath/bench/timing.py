@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -12,15 +13,18 @@ import torch
 
 
 def alternating(work: dict[str, Callable[[], Any]], rounds: int, warm_up: int, device: torch.device) -> dict[str, float]:
-    """Median milliseconds of each piece of work over ``rounds`` turns, after ``warm_up`` turns that do not count."""
+    """Median milliseconds of each piece of work over ``rounds`` turns, after ``warm_up`` turns that do not count.
+
+    The order within a turn is drawn anew each time (always the same draws): what one leaves in the processor's caches falls
+    on all the others alike.
+    """
     times: dict[str, list[float]] = {name: [] for name in work}
-    names = [*work]
+    names, draws = [*work], random.Random(0)
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         for turn in range(warm_up + rounds):
-            shift = turn % len(names)  # nobody always follows the same neighbour's leftovers in the caches
-            for name in names[shift:] + names[:shift]:
+            for name in draws.sample(names, len(names)):
                 finish(device)
                 start = time.perf_counter()
                 work[name]()

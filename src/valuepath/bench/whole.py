@@ -16,7 +16,8 @@ from valuepath.bench.timing import alternating
 from valuepath.compat import CACHE_NAME
 from valuepath.config import ValuePathConfig
 from valuepath.counts import break_even, cache_counts
-from valuepath.infer.cache import ValuePathCache
+from valuepath.infer.attend import kernel_for
+from valuepath.infer.cache import CacheBytes, ValuePathCache
 from valuepath.infer.choose import bucket, chooser
 from valuepath.model.modeling import ValuePathForCausalLM
 from valuepath.model.norm import compute_dtype
@@ -89,11 +90,14 @@ def keys_alone(
     assert query.shape[1] == key.shape[1] and attention_mask is None
     wide = compute_dtype(query.dtype)
     candidates = {
-        "q k^T": lambda: torch.matmul(query, key.mT),
-        "k q^T": lambda: torch.matmul(key, query.mT).mT,
+        "q k^T": lambda: torch.softmax(torch.matmul(query, key.mT) * scaling, -1, dtype=wide),
+        "k q^T": lambda: torch.softmax(torch.matmul(key, query.mT).mT * scaling, -1, dtype=wide),
     }
-    shape = (query.dtype, query.shape[0], bucket(key.shape[2]))
-    torch.softmax(chooser.run((KEYS_ALONE, *shape), candidates, query.device) * scaling, -1, dtype=wide)
+    kernel = kernel_for(query, key, None)
+    if kernel is not None:  # everything into one slot, whose value nobody reads
+        slots = torch.zeros(key.shape[0], key.shape[2], dtype=torch.int32, device=key.device)
+        candidates["kernel"] = lambda: kernel.pool(query, key, slots, None, scaling, 1)
+    chooser.run((KEYS_ALONE, query.dtype, query.shape[0], bucket(key.shape[2])), candidates, query.device)
     return torch.zeros_like(query).transpose(1, 2), None
 
 
@@ -121,6 +125,7 @@ def measure(cell: WholeCell, text: TextIds, rounds: int, device: torch.device) -
     ids = text.batch(cell.batch, cell.context + steps_taken(rounds)).to(device)
     prompt, rest = ids[:, : cell.context], ids[:, cell.context :]
     made: dict[tuple[str, str], tuple[Any, ValuePathCache]] = {}  # ways of one model share its weights and its cache
+    filled: dict[tuple[str, str], CacheBytes] = {}
     caches: dict[str, ValuePathCache] = {}
     work: dict[str, Callable[[], Any]] = {}
 
@@ -142,13 +147,14 @@ def measure(cell: WholeCell, text: TextIds, rounds: int, device: torch.device) -
             model.fold()
             made[key] = (model, model.make_cache())
             fill(made[key][1], prompt, cell.dtype)
+            filled[key] = made[key][1].nbytes()
         caches[one.name] = made[key][1]
         work[one.name] = step(one, *made[key])
     ms = alternating(work, rounds, WARM_UP, device)
-    base_bytes = caches[BASELINE].nbytes().logical
+    base_bytes = next(held.logical for (variant, _), held in filled.items() if variant == BASELINE)
     found: dict[str, Any] = {}
     for one in CONTESTANTS:
-        held = caches[one.name].nbytes()
+        held, rows = filled[(one.variant, one.fold)], caches[one.name].nbytes().rows
         even = break_even(cell.config(one, text.vocab_size).plan(), cell.context, cell.dtype.itemsize)
         found[one.name] = {
             "ms_per_step": ms[one.name],
@@ -158,7 +164,7 @@ def measure(cell: WholeCell, text: TextIds, rounds: int, device: torch.device) -
             "growing_over_transformer": held.logical / base_bytes,
             "allocated_bytes": held.allocated,
             "table_bytes": held.shared,
-            "row_bytes": held.rows,
+            "row_bytes": rows,
             "growing_and_tables_over_transformer": (held.logical + held.shared) / base_bytes,
             "break_even_tokens": even.tokens,
         }
