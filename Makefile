@@ -12,8 +12,8 @@ PIP    := $(PY) -m pip --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 
 # What meets transformers: the model, its cache and its generation run under the oldest version too.
-MODEL_TESTS := $(addprefix tests/test_,cache.py checkpoints.py config.py evaluate.py generation.py gradients.py hf_parity.py \
-	init.py model.py readme.py train.py versions.py)
+MODEL_TESTS := $(addprefix tests/test_,cache.py checkpoints.py config.py evaluate.py generate_cli.py generation.py gradients.py \
+	hf_parity.py init.py model.py readme.py token_values.py train.py versions.py)
 
 pinned = $(shell sed -n 's/^transformers==//p' $(1))
 

@@ -13,7 +13,9 @@ from valuepath.plan import (
     Alias,
     Embedded,
     Finished,
+    FirstInput,
     Item,
+    NormedEmbedding,
     Plan,
     Projected,
     Residency,
@@ -205,6 +207,31 @@ VALUES: dict[str, tuple[str, dict[str, list[Residency]]]] = {
 )
 def test_where_values_live(text, fold, expected):
     assert values(plan(text, 4, fold)) == expected
+
+
+@pytest.mark.parametrize("text", [text for text, _ in VALUES.values()], ids=VALUES)
+def test_factored_values_live_where_folded_ones_do(text):
+    folded, factored = plan(text, 4, "auto"), plan(text, 4, "factored")
+    assert values(factored) == values(folded)
+    assert factored.tables == tuple(core for core in folded.tables if isinstance(core, Rows))
+    assert folded.contents == {core: (core,) for core in folded.tables}
+
+
+def test_what_is_summed_before_the_projection():
+    text = "v[1] = tap(0); v[2] = table; v[3] = 2*shared(1) + embed; v[4] = learn(1)*shared(3) + table(shared); v[5] = embed"
+    made = plan(text + "; v[6] = 0.5*tap(0) + shared(4)", 7, "factored")
+    first, x0 = FirstInput(), NormedEmbedding()
+    assert made.contents == {
+        Projected(0): (first,),
+        Rows(2): (Rows(2),),
+        Finished(3): (first, x0),
+        Finished(4): (first, x0, Rows(None)),
+        Embedded(5): (x0,),
+        Finished(6): (first, x0, Rows(None)),
+    }
+    assert made.row_widths == {first: 11, Rows(2): 15, x0: 11, Rows(None): 15}
+    rescaled = plan("v[0] = renorm(own + table); v[1:] = shared(0)", 3, "factored")
+    assert rescaled.contents == {Finished(0): (Finished(0),)}  # no weighted sum: its values are held
 
 
 def test_folding_names_each_table_once_in_order():
@@ -410,7 +437,7 @@ def test_a_gate_reads_no_more_channels_than_there_are():
 def test_another_number_of_layers_or_an_unknown_fold_is_refused():
     with pytest.raises(ValueError, match="the wiring has 3 layers, the shape 4"):
         make_plan(parse("", 3), shape(4))
-    with pytest.raises(ValueError, match="fold='some': expected 'auto', 'none' or 'all'"):
+    with pytest.raises(ValueError, match="fold='some': expected 'auto', 'none', 'all', 'factored'"):
         plan("", 3, "some")
 
 

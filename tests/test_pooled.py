@@ -150,6 +150,20 @@ def test_a_query_that_sees_nothing_weighs_nothing(way: str) -> None:
     assert (out[:, :, rest] - stored(query, keys, slots, rows, mask)[:, :, rest]).abs().max() <= 1e-5
 
 
+def test_rows_may_be_wider_or_narrower_than_keys() -> None:
+    for width in (5, 16, 31, 64):
+        for dtype in (torch.float32, torch.float64):
+            query, keys, slots, rows = inputs(2, 6, 2, 3, 53, 16, dtype)
+            rows = torch.randn(2, rows.shape[1], width, dtype=dtype)
+            with torch.no_grad():
+                out = pooled_attention(query, keys, slots, rows)
+            values = rows[:, slots.long()].transpose(0, 1).repeat_interleave(3, 1).double()
+            seen = torch.ones(3, 53, dtype=torch.bool).tril(50)
+            scores = query.double() @ keys.double().repeat_interleave(3, 1).mT / 4
+            exact = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ values
+            assert out.shape == (2, 6, 3, width) and (out - exact).abs().max() <= TOLERANCE[dtype]
+
+
 def test_keys_in_a_longer_buffer_and_many_threads() -> None:
     """Keys and slots are views of buffers that have room to grow; with more threads than heads the keys are split."""
     query, keys, slots, rows = inputs(2, 3, 3, 1, 4999, 10, torch.float32)

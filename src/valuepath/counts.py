@@ -319,7 +319,7 @@ class CacheCounts:
             ValueError: if there cannot be that many different tokens.
         """
         _positive("distinct", distinct)
-        if distinct > self.vocab_size:
+        if self.row_bytes and distinct > self.vocab_size:
             raise ValueError(f"distinct={distinct:,}: the vocabulary has only {self.vocab_size:,} tokens")
         return self.row_bytes * distinct
 

@@ -96,9 +96,9 @@ class Description:
         if both.cache.tables:
             whole = [both.kept(part, tables=True) for part in ("kv", "v")]
             found.append(Saving("growing + whole tables", *whole))
-            if self.distinct is not None:
-                rows = [both.kept(part, tables=True, distinct=self.distinct) for part in ("kv", "v")]
-                found.append(Saving("growing + rows in use", *rows))
+        if both.cache.row_bytes and self.distinct is not None:
+            rows = [both.kept(part, tables=True, distinct=self.distinct) for part in ("kv", "v")]
+            found.append(Saving("growing + rows in use", *rows))
         return found
 
 

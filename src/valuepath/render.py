@@ -276,7 +276,7 @@ def _cache(description: Description) -> Group:
     if cache.tables:
         _row(table, _plural(len(cache.tables), "table"), "-", shown(cache.shared_bytes), "-")
     _row(table, "total", size(cache.growing_bytes), shown(cache.shared_bytes), size(reference.growing_bytes))
-    if cache.tables and description.distinct is not None:
+    if cache.row_bytes and description.distinct is not None:
         _row(
             table,
             f"  with {_plural(description.distinct, 'row')} in use",

@@ -11,18 +11,10 @@ from rich.text import Text
 
 from valuepath.bench.whole import BASELINE
 from valuepath.plot import save_figure
+from valuepath.render import size
 
 COLOURS = ("#374151", "#c2410c", "#1f6feb", "#b45309", "#15803d", "#9ca3af")
 NOTICE = "Measured on this machine alone. A small CPU run is no evidence about a GPU or a large model."
-
-
-def size(number: float) -> str:
-    """Bytes in a unit that leaves at most four digits."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 9999.5 or unit == "GiB":
-            return f"{number:,.0f} {unit}" if unit == "B" or number >= 100 else f"{number:,.1f} {unit}"
-        number /= 1024
-    raise AssertionError
 
 
 def _table(title: str, *columns: str) -> Table:

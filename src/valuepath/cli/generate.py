@@ -42,8 +42,11 @@ def generate(
                 raise ValueError("no prompt: give it as the second argument, or pipe text into the command")
             prompt = sys.stdin.buffer.read().decode("utf-8", errors="replace")
         import torch
+        from transformers.utils import logging
 
         from valuepath.infer import generate as run
+
+        logging.disable_progress_bar()  # standard error is for what went wrong, and for --stats
 
         if "/" not in model and not Path(model).exists():
             raise ValueError(f"{model}: no such folder; expected one with a saved model, such as <run>/model")
@@ -82,7 +85,7 @@ def generate(
 def _print(found: Stats) -> None:
     from rich.table import Table
 
-    from valuepath.bench.show import size
+    from valuepath.render import size
 
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column()

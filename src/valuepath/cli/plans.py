@@ -109,7 +109,7 @@ def describe(
     dtype: Annotated[str, typer.Option(help="Of keys, values and tables: bf16, fp16, fp32, fp64.")] = "bf16",
     window_pattern: Annotated[str | None, typer.Option(help="Such as SSSL; the last layer is always long.")] = None,
     sliding_window: Annotated[int | None, typer.Option(help="Positions that a short layer sees.")] = None,
-    fold: Annotated[str | None, typer.Option(help="auto, none (the published layout) or all.")] = None,
+    fold: Annotated[str | None, typer.Option(help="auto, none (the published layout), all or factored.")] = None,
     option: Annotated[list[str] | None, typer.Option(help="key=value for the preset; repeatable; value in YAML.")] = None,
     distinct: Annotated[int | None, typer.Option(help="U different tokens: tables with only these rows resident.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; its keys are listed in valuepath.describe.")] = False,

@@ -64,11 +64,12 @@ def explicit(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, s
     """softmax(q k^T) v as two products, (B, Q, h, e); the scores in the precision of the product, softmax in float32."""
     B, h, Q, _ = query.shape
     g, S = keys.shape[1:3]
-    scores = torch.matmul(grouped(query * scaling, g), keys.mT).view(B, h, Q, S)
+    wide = compute_dtype(query.dtype)
+    scores = torch.matmul(grouped(query, g), keys.mT).view(B, h, Q, S).to(wide) * scaling
     if mask is not None:
         low = torch.finfo(scores.dtype).min
         scores = scores.masked_fill(~mask, low) if mask.dtype == torch.bool else scores + mask
-    found = scores.softmax(-1, dtype=compute_dtype(scores.dtype)).to(values.dtype)
+    found = scores.softmax(-1).to(values.dtype)
     return torch.matmul(found.view(B, g, -1, S), values).view(B, h, Q, -1).transpose(1, 2)
 
 
@@ -193,7 +194,10 @@ def pooled_unchecked(
     distinct = rows.shape[1]
     kernel = kernel_for(query, keys, mask) if by_kernel and rows.dtype == query.dtype else None
     if kernel is not None:
-        return kernel.attend(query, keys, slots, mask, scaling, rows).transpose(1, 2)
+        if rows.shape[2] == query.shape[3]:
+            return kernel.attend(query, keys, slots, mask, scaling, rows).transpose(1, 2)
+        sums = kernel.pool(query, keys, slots, mask, scaling, distinct)
+        return kernel.product(sums, rows).reshape(B, h, Q, -1).to(query.dtype)
     parts = []
     for start, end in query_blocks(B, h, Q, keys.shape[2], compute_dtype(query.dtype).itemsize):
         found = weights(query[:, :, start:end], keys, mask if mask is None else mask[:, :, start:end], scaling, after=Q - end)
