@@ -8,6 +8,7 @@ of at least 16,384 tokens: geometric mean and largest of each ratio; null withou
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -97,6 +98,7 @@ def run(settings: Settings, text: TextIds, tell: Callable[[str], None]) -> dict[
         result["machine"]["device"] = torch.cuda.get_device_name(device)
 
     def cell(kind: str, labels: dict[str, Any], needed: int, tokens: int, measure: Callable[[], dict[str, Any]]) -> None:
+        gc.collect()  # models hold themselves in cycles: the last cell's must be gone before the next one's are made
         tell(f"{kind}: " + ", ".join(f"{key} {value}" for key, value in labels.items()))
         reason = None
         if needed > allowed:

@@ -94,8 +94,9 @@ def _whole(cell: dict[str, Any], console: Console) -> None:
 
 # ---------------------------------------------------------------------------------------------------------------- plot
 def plot(result: dict[str, Any], path: Path) -> Path:
-    """Time and bytes over the context, one row of panels for each precision and batch of whole models (of kernels without
-    them); ``path`` was accepted by ``valuepath.plot.checked_path``.
+    """Time and bytes of whole models over the context for each precision and batch; without whole models the time of kernels.
+
+    ``path`` was accepted by ``valuepath.plot.checked_path``.
 
     Raises:
         ValueError: if every cell was skipped.
@@ -110,11 +111,12 @@ def plot(result: dict[str, Any], path: Path) -> Path:
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for cell in cells:
         groups.setdefault(tuple(cell[key] for key in keys), []).append(cell)
-    columns = 2 if result["whole"] else 1
-    figure = Figure(figsize=(5.5 * columns, 3.4 * len(groups) + 0.6), dpi=130, layout="constrained")
+    rows = len(groups) if result["whole"] else -(-len(groups) // 2)  # two panels a group, or two groups a row
+    figure = Figure(figsize=(11, 3.4 * rows + 0.6), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(len(groups), columns, squeeze=False)
-    for (key, found), row in zip(groups.items(), panels, strict=True):
+    panels = figure.subplots(rows, 2, squeeze=False)
+    for number, (key, found) in enumerate(groups.items()):
+        row = panels[number] if result["whole"] else [panels[number // 2][number % 2]]
         found.sort(key=lambda cell: cell["context"])
         title = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in zip(keys, key, strict=True))
         if result["whole"]:
@@ -130,8 +132,10 @@ def plot(result: dict[str, Any], path: Path) -> Path:
         else:
             names = ["stored", "gathered", "pooled", "keys"]
             _lines(row[0], found, {name: [cell[f"{name}_ms"] for cell in found] for name in names}, f"{title}: milliseconds")
-    baseline = f"{BASELINE} and variants: " if result["whole"] else ""
-    figure.supxlabel(f"{baseline}token ids of {result['text']['source']}. {NOTICE}", x=0.01, ha="left", fontsize=8, color="0.4")
+    if not result["whole"] and len(groups) % 2:
+        panels[-1][1].set_axis_off()
+    source = f"Token ids of {result['text']['source']}."
+    figure.supxlabel(f"{source} {NOTICE}", x=0.01, ha="left", fontsize=8, color="0.4", parse_math=False)
     return save_figure(figure, path)
 
 
