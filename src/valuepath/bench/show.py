@@ -13,7 +13,7 @@ from valuepath.bench.whole import BASELINE
 from valuepath.plot import save_figure
 from valuepath.render import size
 
-COLOURS = ("#374151", "#c2410c", "#1f6feb", "#b45309", "#15803d", "#9ca3af")
+COLOURS = ("#374151", "#c2410c", "#1f6feb", "#7c3aed", "#15803d", "#9ca3af")
 NOTICE = "Measured on this machine alone. A small CPU run is no evidence about a GPU or a large model."
 
 

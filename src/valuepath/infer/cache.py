@@ -1,7 +1,8 @@
 """The cache that an equation really needs, in the shape of a transformers ``Cache``.
 
-The plan says for each layer whether its keys and values are stored, read from another layer's buffer, or rebuilt from token
-ids. There is one buffer per stored content and one for the ids, each as long as the longest window of its readers.
+The plan says for each layer whether its keys and values are stored, read from another layer's buffer, or read by token. There
+is one buffer per stored content and one for the tokens, each as long as the longest window of its readers, and a row for each
+distinct token.
 """
 
 from __future__ import annotations
