@@ -65,6 +65,33 @@ def test_every_way_gives_the_logits_of_a_model_without_a_cache(name: str, fold: 
             assert cache.plan.fold == fold
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("fold", ["auto", "factored"])
+@pytest.mark.parametrize("name", ["svformer", "with tables"])
+def test_half_precision_autocast_beams_and_lookup(name: str, fold: str, way: str) -> None:
+    model = model_of(name, torch.float32, fold=fold, num_key_value_heads=2, head_dim=16)
+    ids, ones, positions = tokens(2, T), torch.ones(2, T), torch.arange(T)[None]
+
+    def difference(made: Any) -> float:
+        full = made(ids, use_cache=False).logits.float()
+        pieces, _ = in_pieces(made, ids, [9, 1, 6, 1, 6], ones, positions)
+        return ((pieces.float() - full).norm() / full.norm()).item()
+
+    with torch.no_grad(), chooser.only(way):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert difference(model) < 0.05
+        for dtype in (torch.bfloat16, torch.float16):
+            assert difference(copy.deepcopy(model).to(dtype)) < 0.05
+    model.lm_head.weight.data.mul_(0.05)
+    repetitive = ids[:1, [0, 1, 2, 3, 0, 1, 2, 3, 0]]
+    for options, given in (({"num_beams": 3}, ids[:, :9]), ({"prompt_lookup_num_tokens": 3}, repetitive)):
+        fixed = {"attention_mask": torch.ones_like(given), "max_new_tokens": 12, "do_sample": False}
+        with chooser.only(way), torch.inference_mode():
+            found = model.generate(given, **fixed, **options)
+        beams = {"num_beams": 3} if "num_beams" in options else {}
+        assert torch.equal(found, model.generate(given, **fixed, **beams, use_cache=False)), options
+
+
 # ------------------------------------------------------------------------------------------------------------- choosing
 def test_the_fastest_candidate_is_found_by_measuring_and_then_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]

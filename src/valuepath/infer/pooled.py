@@ -41,7 +41,7 @@ def weights(query_BhQe: Tensor, keys_BgSe: Tensor, mask: Tensor | None, scaling:
     g, S = keys_BgSe.shape[1:3]
     wide = compute_dtype(query_BhQe.dtype)
     # a product in bfloat16 would round the scores
-    scores = torch.matmul(grouped(query_BhQe.to(wide) * scaling, g), keys_BgSe.to(wide).mT)
+    scores = torch.matmul(grouped(query_BhQe.to(wide) * scaling, g), keys_BgSe.to(wide).mT).to(wide)  # autocast narrows
     scores = scores.view(B, h, Q, S)
     if mask is None:
         if Q > 1 or after:
