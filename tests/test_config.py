@@ -102,7 +102,7 @@ def test_fields_given_while_loading_are_checked_like_others(tmp_path):
         ({"num_hidden_layers": 4}, "layer_windows has 6 entries for 4 layers"),
         ({"sliding_window": 3}, "sliding_window=3, but layer_windows has only None; change layer_windows too, or give"),
         ({"style": "nanochat"}, "style='nanochat': the stored config has all that its style 'llama' filled in; change those"),
-        ({"fold": "al"}, "fold='al': expected auto, none, all. Did you mean 'all'?"),
+        ({"fold": "al"}, "fold='al': expected auto, none, all, factored. Did you mean 'all'?"),
         ({"variant": "bovv"}, "Did you mean 'bov'?"),
     ):
         with pytest.raises(ValueError) as wrong:
@@ -147,7 +147,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"style": "lama"}, "style='lama': expected llama or nanochat. Did you mean 'llama'?"),
     ({"mlp": "swigloo"}, "mlp='swigloo': expected swiglu, relu2. Did you mean 'swiglu'?"),
     ({"qk_norm": "gains"}, "qk_norm='gains': expected none, plain, gain. Did you mean 'gain'?"),
-    ({"fold": "autp"}, "fold='autp': expected auto, none, all. Did you mean 'auto'?"),
+    ({"fold": "autp"}, "fold='autp': expected auto, none, all, factored. Did you mean 'auto'?"),
     ({"head_dim": 7}, "head_dim=7 is odd; RoPE rotates pairs of channels"),
     ({"hidden_size": 50}, "hidden_size=50 is not a multiple of num_attention_heads=8; give head_dim"),
     ({"num_key_value_heads": 3}, "num_key_value_heads=3 does not divide num_attention_heads=8"),

@@ -133,7 +133,8 @@ def test_text_arrives_piece_by_piece(saved: Path) -> None:
     options: dict[str, Any] = {"max_new_tokens": 40, "do_sample": False}
     found = run_generate(model, tokenizer, "def f(x):\n", lambda text: pieces.append((steps, text)), **options)
     assert isinstance(found, Stats) and found.new_tokens == steps
-    assert len({step for step, text in pieces if text}) > 2
+    written = {step for step, text in pieces if text}
+    assert len(written) > 1 and min(written) < found.new_tokens
     assert "".join(text for _, text in pieces) == reference(saved / "svformer", "def f(x):\n", 40, do_sample=False)
     assert found.tokens_per_second is not None and found.tokens_per_second > 0
     one = run_generate(model, tokenizer, "x", lambda text: None, max_new_tokens=1, do_sample=False)
