@@ -193,8 +193,11 @@ def test_large_scores_and_nan() -> None:
         assert (out - stored(query * 300, keys, slots, rows, None)).abs().max() <= 1e-5 * 300
         sums = pooled_cpu.pool(query * 300, keys, slots, None, 0.25, rows.shape[1])
         assert (sums.sum(-1) - 1).abs().max() <= 1e-5
-        keys[0, 0, 7] = torch.nan
-        assert kernel_way(pooled_cpu, query, keys, slots, rows, None)[0, 0].isnan().all()
+        for broken in (query.index_fill(1, torch.tensor(0), torch.nan), query):
+            for way in WAYS.values():
+                out = way(broken, keys, slots, rows, None)
+                assert out[0, 0].isnan().all() and not out[0, 1].isnan().any()
+            keys[0, 0, 7] = torch.nan  # then one key instead of the whole query
 
 
 def test_without_a_compiler_pytorch_takes_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: Any) -> None:

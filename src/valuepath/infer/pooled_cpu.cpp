@@ -152,7 +152,11 @@ void add_up(float* s, const int32_t* slots, int64_t count, Running& running, flo
   float top = running.top;
 #pragma omp simd reduction(max : top)
   for (int64_t t = 0; t < count; t++) top = s[t] > top ? s[t] : top;
-  if (top == kMasked) return;  // nothing is visible yet
+  if (top == kMasked) {  // nothing is visible yet, unless it is not a number, which a maximum does not see
+    for (int64_t t = 0; t < count; t++)
+      if (s[t] != s[t]) running.top = 0, running.total = pooled[slots[t]] = s[t];
+    return;
+  }
   if (top > running.top) {
     const float scale = running.top == kMasked ? 0.0f : exponential(running.top - top);
 #pragma omp simd

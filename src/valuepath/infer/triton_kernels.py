@@ -56,7 +56,7 @@ def add_up(  # type: ignore[no-untyped-def]
     s = tl.load(scores + row.to(tl.int64) * S + t, mask=inside, other=-float("inf"))
     weight = tl.exp(s - tl.load(logs + row))
     slot = tl.load(slots + (row // rows_per_batch).to(tl.int64) * slot_batch + t, mask=inside, other=0)
-    tl.atomic_add(sums + row.to(tl.int64) * U + slot, weight, mask=inside & (weight > 0))
+    tl.atomic_add(sums + row.to(tl.int64) * U + slot, weight, mask=inside & (weight != 0))  # what is not a number is passed on
 
 
 @triton.jit
