@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from compiler import needs_compiler
 from valuepath.infer import pooled, pooled_cpu, pooled_triton
 from valuepath.infer.attend import pooled_attention
 
@@ -49,6 +50,9 @@ WAYS = {
     "Triton": triton_way,
     "public": pooled_attention,
 }
+
+
+MARKED = [pytest.param(way, marks=needs_compiler) if way.startswith("C++") else way for way in WAYS]
 
 
 def inputs(B: int, h: int, g: int, Q: int, S: int, e: int, dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, ...]:
@@ -94,7 +98,7 @@ def masks(kind: str, B: int, Q: int, S: int) -> Tensor | None:
 
 
 @pytest.mark.parametrize("mask", ["causal", "window", "left padding"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MARKED)
 @pytest.mark.parametrize("heads", HEADS)
 def test_pooled_equals_stored_values(heads: str, way: str, mask: str) -> None:
     B, h, g, Q, S, e = HEADS[heads]
@@ -110,7 +114,7 @@ def test_pooled_equals_stored_values(heads: str, way: str, mask: str) -> None:
 
 
 @pytest.mark.parametrize("e", [64, 128])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MARKED)
 def test_bfloat16_is_no_worse_than_fused_attention_over_stored_values(way: str, e: int) -> None:
     """Errors against float64 of the same bfloat16 inputs, relative to the output's norm; the kernels must not exceed SDPA's."""
     total: dict[str, float] = {"ours": 0.0, "SDPA": 0.0}
@@ -136,7 +140,7 @@ def test_an_added_mask_and_blocks_of_queries(monkeypatch: pytest.MonkeyPatch) ->
             assert (out - stored(query, keys, slots, rows, mask)).abs().max() <= 1e-10
 
 
-@pytest.mark.parametrize("way", ["C++", "C++ at once", "Triton"])
+@pytest.mark.parametrize("way", [way for way in MARKED if way not in ("PyTorch", "public")])
 def test_a_query_that_sees_nothing_weighs_nothing(way: str) -> None:
     query, keys, slots, rows = inputs(2, 6, 2, 3, 53, 10, torch.float32)
     mask = torch.ones(2, 1, 3, 53, dtype=torch.bool)
@@ -164,6 +168,7 @@ def test_rows_may_be_wider_or_narrower_than_keys() -> None:
             assert out.shape == (2, 6, 3, width) and (out - exact).abs().max() <= TOLERANCE[dtype]
 
 
+@needs_compiler
 def test_keys_in_a_longer_buffer_and_many_threads() -> None:
     """Keys and slots are views of buffers that have room to grow; with more threads than heads the keys are split."""
     query, keys, slots, rows = inputs(2, 3, 3, 1, 4999, 10, torch.float32)
@@ -185,6 +190,7 @@ def test_keys_in_a_longer_buffer_and_many_threads() -> None:
         torch.set_num_threads(before)
 
 
+@needs_compiler
 def test_large_scores_and_nan() -> None:
     """Softmax of scores in the hundreds neither overflows nor loses its sum; NaN is not hidden."""
     query, keys, slots, rows = inputs(1, 2, 2, 1, 300, 16, torch.float32)
@@ -204,6 +210,7 @@ def test_without_a_compiler_pytorch_takes_over(monkeypatch: pytest.MonkeyPatch, 
     query, keys, slots, rows = inputs(1, 2, 2, 1, 300, 16, torch.float32)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv("VALUEPATH_CPU_KERNEL", raising=False)
     pooled_cpu._library.cache_clear()
     try:
         with torch.no_grad(), caplog.at_level("WARNING"):
@@ -218,6 +225,7 @@ def test_without_a_compiler_pytorch_takes_over(monkeypatch: pytest.MonkeyPatch, 
         pooled_cpu._library.cache_clear()
 
 
+@needs_compiler
 def test_a_compiler_that_fails_and_a_folder_that_cannot_be_written_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: Any
 ) -> None:

@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import valuepath as vp
+from compiler import needs_compiler
 from models import in_pieces, left_padding, randomise, small_config, small_model, tokens
 from valuepath.compat import CACHE_NAME
 from valuepath.counts import cache_counts
@@ -133,6 +134,7 @@ def test_buckets_grow_with_the_size() -> None:
     assert bucket(511) != bucket(1024) and bucket(1024) == bucket(1100)
 
 
+@needs_compiler
 def test_short_steps_and_long_chunks_take_the_ways_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, set[str]]] = []
 
